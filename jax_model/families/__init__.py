@@ -1,0 +1,28 @@
+"""Decoder families as data: for each a function from the checkpoint's configuration to ours, and a table of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from diptych.jax_model.config import Config
+from diptych.jax_model.families import gemma, llama
+from diptych.jax_model.families.foreign import Foreign
+from diptych.jax_model.families.table import Parameter
+
+__all__ = ["FAMILIES", "Family", "Foreign", "Parameter"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """``configure`` reads a configuration with Hugging Face's keys; ``table`` says where each parameter comes from."""
+
+    configure: Callable[[Foreign], Config]
+    table: tuple[Parameter, ...]
+
+
+# Keyed by Hugging Face's ``model_type``.
+FAMILIES: dict[str, Family] = {
+    "llama": Family(llama.configure, llama.TABLE),
+    "gemma3_text": Family(gemma.configure_gemma3, gemma.GEMMA3_TABLE),
+}

@@ -1,0 +1,40 @@
+"""Reading foreign configurations: the one place where a key may be absent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Foreign:
+    """A checkpoint's configuration under Hugging Face's keys, with errors that say which key and where.
+
+    ``origin`` names the file for error messages.
+    """
+
+    def __init__(self, data: Mapping[str, Any], origin: str) -> None:
+        self._data = data
+        self.origin = origin
+
+    def need(self, key: str, kind: type = object) -> Any:
+        """The value of ``key``. Raises ValueError when it is absent, null or not a ``kind``."""
+        value = self._data.get(key)
+        if value is None:
+            raise ValueError(f"{self.origin}: the configuration has no {key!r}")
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ValueError(f"{self.origin}: {key!r} should be of type {kind.__name__}, found {value!r}")
+        return value
+
+    def get(self, key: str, default: Any) -> Any:
+        """The value of ``key``, or ``default`` when it is absent or null."""
+        value = self._data.get(key)
+        return default if value is None else value
+
+    def expect(self, key: str, *allowed: Any) -> None:
+        """Raise ValueError unless ``key`` is absent or one of ``allowed``: for switches that we do not have yet."""
+        value = self._data.get(key)
+        if value is not None and value not in allowed:
+            known = ", ".join(map(repr, allowed))
+            raise ValueError(f"{self.origin}: {key!r} is {value!r}; this version supports {known}")

@@ -1,0 +1,89 @@
+"""Llama and its relatives: SmolLM2, Llama 1 and 2, TinyLlama, Yi and whatever else says ``llama``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from diptych.jax_model.config import Config, Layer, Rope
+from diptych.jax_model.families.foreign import Foreign
+from diptych.jax_model.families.table import Parameter, pack, row
+
+
+def rope(settings: Mapping[str, Any], width: int, origin: str) -> Rope:
+    """A Rope from ``rope_parameters`` (transformers 5) of one kind of layer. Raises ValueError on an unknown kind."""
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    keys = {"default": {"rope_theta"}, "linear": {"rope_theta", "factor"}}
+    if kind not in keys:
+        raise ValueError(f"{origin}: rope scaling {kind!r} is not supported; known kinds: {', '.join(sorted(keys))}")
+    given = set(settings) - {"rope_type", "type"}
+    if given != keys[kind]:
+        raise ValueError(f"{origin}: rope scaling {kind!r} takes {sorted(keys[kind])}, found {sorted(given)}")
+    return Rope(float(settings["rope_theta"]), width, float(settings.get("factor", 1.0)))
+
+
+def configure(hf: Foreign) -> Config:
+    """A llama configuration (transformers ``LlamaConfig``)."""
+    for switch in ("attention_bias", "mlp_bias"):
+        hf.expect(switch, False)
+    hf.expect("hidden_act", "silu")
+    N, D = hf.need("num_attention_heads", int), hf.need("hidden_size", int)
+    H = hf.get("head_dim", D // N)
+    layer = Layer(rope(hf.need("rope_parameters", dict), H, hf.origin))
+    return Config(
+        family="llama",
+        V=hf.need("vocab_size", int),
+        D=D,
+        F=hf.need("intermediate_size", int),
+        N=N,
+        K=hf.get("num_key_value_heads", N),
+        H=H,
+        layers=(layer,) * hf.need("num_hidden_layers", int),
+        max_positions=hf.need("max_position_embeddings", int),
+        norm_eps=hf.need("rms_norm_eps", float),
+        tied=hf.get("tie_word_embeddings", False),
+        attn_scale=H**-0.5,
+    )
+
+
+def untied(config: Config) -> bool:
+    return not config.tied
+
+
+# llama.cpp's converter reorders the rows of q and k of a llama for interleaved rope: (two halves, h/2) became (h/2, two).
+_Q = "(n h) d -> d (n h)"
+_K = "(k h) d -> d (k h)"
+_Q_INTERLEAVED = "(n j two) d -> d (n two j)"
+_K_INTERLEAVED = "(k j two) d -> d (k two j)"
+
+EMBED = row("embed", "model.embed_tokens.weight", "token_embd.weight", "v d -> v d")
+HEAD = row("head", "lm_head.weight", "output.weight", "v d -> d v", when=untied)
+OUT = row("layers.{i}.attn.out", "model.layers.{i}.self_attn.o_proj.weight", "blk.{i}.attn_output.weight", "d (n h) -> (n h) d")
+MLP = (
+    row("layers.{i}.mlp.gate", "model.layers.{i}.mlp.gate_proj.weight", "blk.{i}.ffn_gate.weight", "f d -> d f"),
+    row("layers.{i}.mlp.up", "model.layers.{i}.mlp.up_proj.weight", "blk.{i}.ffn_up.weight", "f d -> d f"),
+    row("layers.{i}.mlp.down", "model.layers.{i}.mlp.down_proj.weight", "blk.{i}.ffn_down.weight", "d f -> f d"),
+)
+
+
+def qkv(*, interleaved: bool) -> Parameter:
+    """The packed projection ``[D, (N + 2 K) H]``; ``interleaved`` says that GGUF reordered the rows of q and k."""
+    attn, blk = "model.layers.{i}.self_attn", "blk.{i}"
+    return pack(
+        "layers.{i}.attn.qkv",
+        row("", f"{attn}.q_proj.weight", f"{blk}.attn_q.weight", _Q, gguf_layout=_Q_INTERLEAVED if interleaved else None),
+        row("", f"{attn}.k_proj.weight", f"{blk}.attn_k.weight", _K, gguf_layout=_K_INTERLEAVED if interleaved else None),
+        row("", f"{attn}.v_proj.weight", f"{blk}.attn_v.weight", _K),
+    )
+
+
+TABLE = (
+    EMBED,
+    row("layers.{i}.attn_norm", "model.layers.{i}.input_layernorm.weight", "blk.{i}.attn_norm.weight", "d -> d"),
+    qkv(interleaved=True),
+    OUT,
+    row("layers.{i}.mlp_norm", "model.layers.{i}.post_attention_layernorm.weight", "blk.{i}.ffn_norm.weight", "d -> d"),
+    *MLP,
+    row("final_norm", "model.norm.weight", "output_norm.weight", "d -> d"),
+    HEAD,
+)
