@@ -66,7 +66,7 @@ def forward_decode(config: Config, params: Params, cache: Cache, tokens_B: Array
     """Append one token to every row; logits [B, V] behind it. The caller guarantees ``cache.length < S``."""
     x_B1D, delta_B1D, cache_k, cache_v = _layers(config, params, cache, tokens_B[:, None])
     logits_B1V = _head(config, params, x_B1D, delta_B1D)
-    return logits_B1V[:, 0], Cache(cache_k, cache_v, cache.length + 1)
+    return jnp.squeeze(logits_B1V, 1), Cache(cache_k, cache_v, cache.length + 1)
 
 
 prefill = jax.jit(forward_prefill, static_argnames="config", donate_argnames="cache")

@@ -1,0 +1,170 @@
+"""The model's composites as fused operators, per dialect.
+
+``standard`` is ai.onnx at opset 24; ``ort`` adds the operators of ONNX Runtime's com.microsoft domain.  A composite without
+a rule in a target's dialects is lowered through its decomposition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from diptych.export.lowering.graph import Operand
+from diptych.export.lowering.rules import Context, broadcast, composite, int64
+from diptych.export.tracing import Aval, Dim, is_static
+from diptych.jax_model.rope import tables
+
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+
+
+@composite("diptych.softmax", "basic")
+def _softmax(ctx: Context, x: Operand) -> Operand:
+    return ctx.op("Softmax", x, axis=-1)
+
+
+@composite("diptych.gelu_tanh", "standard")
+def _gelu_tanh(ctx: Context, x: Operand) -> Operand:
+    return ctx.op("Gelu", x, approximate="tanh")
+
+
+@composite("diptych.rms_norm", "standard")
+def _rms_norm(ctx: Context, x: Operand, scale: Operand, *, eps: float, scale_first: bool) -> Operand:
+    return ctx.op("RMSNormalization", x, scale, axis=-1, epsilon=eps)
+
+
+@composite("diptych.rms_norm", "ort")
+def _simplified_norm(ctx: Context, x: Operand, scale: Operand, *, eps: float, scale_first: bool) -> Operand:
+    return ctx.op("SimplifiedLayerNormalization", x, scale, axis=-1, epsilon=eps)
+
+
+@composite("diptych.add_rms_norm", "ort")
+def _skip_norm(
+    ctx: Context, x: Operand, delta: Operand, scale: Operand, *, eps: float, scale_first: bool
+) -> Sequence[Operand]:
+    normed, total = ctx.out_avals
+    outputs = ctx.graph.ops(
+        "SkipSimplifiedLayerNormalization",
+        x,
+        delta,
+        scale,
+        like=[normed, None, None, total],
+        domain="com.microsoft",
+        epsilon=eps,
+    )
+    return outputs[0], outputs[3]
+
+
+def _rope_tables(ctx: Context, inv_freq: np.ndarray) -> tuple[ir.Value, ir.Value]:
+    cos, sin = tables(inv_freq, ctx.max_context)
+    return ctx.graph.constant(cos, "rope.cos"), ctx.graph.constant(sin, "rope.sin")
+
+
+@composite("diptych.rotary", "standard")
+def _rotary(ctx: Context, x: Operand, positions: Operand, inv_freq: Operand, *, heads: int) -> Operand:
+    if not isinstance(inv_freq, np.ndarray):
+        return NotImplemented
+    head_size, width = ctx.in_avals[0].shape[-1] // heads, 2 * inv_freq.size
+    return ctx.op(
+        "RotaryEmbedding",
+        x,
+        *_rope_tables(ctx, inv_freq),
+        ctx.graph.cast(positions, np.int64),
+        num_heads=heads,
+        rotary_embedding_dim=0 if width == head_size else width,
+    )
+
+
+@composite("diptych.cache_write", "standard")
+def _cache_write(ctx: Context, cache: Operand, new: Operand, length: Operand) -> Operand:
+    new_aval, (_, K, _, H) = ctx.in_avals[1], ctx.in_avals[0].shape
+    B, T, _ = new_aval.shape
+    heads_first = ctx.graph.transpose(ctx.graph.reshape(new, new_aval.shape, (B, T, K, H)), (B, T, K, H), (0, 2, 1, 3))
+    return ctx.op("TensorScatter", cache, heads_first, ctx.graph.cast(length, np.int64), axis=2)
+
+
+@composite("diptych.attention", "standard")
+def _attention(
+    ctx: Context, q: Operand, k: Operand, v: Operand, length: Operand, *, heads: int, scale: float, window: int | None
+) -> Operand:
+    B, T, E = ctx.in_avals[0].shape
+    H = E // heads
+    q = ctx.graph.transpose(ctx.graph.reshape(q, (B, T, E), (B, T, heads, H)), (B, T, heads, H), (0, 2, 1, 3))
+    like = Aval((B, heads, T, H), ctx.out_avals[0].dtype)
+    if window is None:
+        with ctx.graph.shared():
+            end = _plus(ctx, ctx.graph.cast(length, np.int64), T, _INT64)
+        out = ctx.op("Attention", q, k, v, None, None, None, end, like=like, scale=scale, is_causal=1)
+    else:
+        out = ctx.op("Attention", q, k, v, _window_mask(ctx, length, window), like=like, scale=scale)
+    return ctx.graph.reshape(ctx.graph.transpose(out, like.shape, (0, 2, 1, 3)), (B, T, heads, H), (B, T, E))
+
+
+def _window_mask(ctx: Context, length: Operand, window: int) -> ir.Value:
+    """Which slots each new token sees, bool [B, 1, T, S]: those at most ``window`` - 1 behind it, and itself."""
+    graph, (B, T, _), S = ctx.graph, ctx.in_avals[0].shape, ctx.in_avals[1].shape[2]
+    mask = Aval((B, 1, T, S), np.dtype(np.bool_))
+    with graph.shared():
+        position = graph.unsqueeze(_plus(ctx, graph.unsqueeze(length, [1]), _range(ctx, T), _INT32), [1, 3])
+        behind = ctx.op("Sub", position, _range(ctx, S), like=Aval(mask.shape, _INT32))
+        past = ctx.op("GreaterOrEqual", behind, np.array(0, np.int32), like=mask)
+        near = ctx.op("Less", behind, np.array(window, np.int32), like=mask)
+        return ctx.op("And", past, near, like=mask)
+
+
+@composite("diptych.cached_attention", "ort")
+def _group_query_attention(
+    ctx: Context, *operands: Operand, heads: int, scale: float, window: int | None
+) -> Sequence[Operand]:
+    """``GroupQueryAttention`` with rotary inside and the cache written in place.
+
+    Padding is treated as tokens: it lies behind the row's length, where causal attention never looks.
+    """
+    *qkv, cache_k, cache_v, length, inv_freq = operands
+    out, present, _ = ctx.out_avals
+    K, H = present.shape[1], present.shape[3]
+    if not isinstance(inv_freq, np.ndarray) or H % 16 or inv_freq.size % 8 or out.dtype != np.float32:
+        return NotImplemented
+    T = out.shape[1]
+    with ctx.graph.shared():
+        last = _plus(ctx, length, T - 1, _INT32)
+        longest = ctx.op("ReduceMax", last, like=Aval((), _INT32), keepdims=0)
+        total = ctx.op("Add", longest, np.array(1, np.int32), like=Aval((), _INT32))
+    return ctx.graph.ops(
+        "GroupQueryAttention",
+        *(qkv if len(qkv) == 3 else (qkv[0], None, None)),
+        cache_k,
+        cache_v,
+        last,
+        total,
+        *_rope_tables(ctx, inv_freq),
+        like=list(ctx.out_avals),
+        domain="com.microsoft",
+        num_heads=heads,
+        kv_num_heads=K,
+        scale=scale,
+        do_rotary=1,
+        local_window_size=-1 if window is None else window,
+        **({} if 2 * inv_freq.size == H else {"rotary_embedding_dim": 2 * inv_freq.size}),
+    )
+
+
+def _range(ctx: Context, end: Dim) -> Operand:
+    """0, 1, … end - 1, int32 [end]."""
+    if is_static(end):
+        return np.arange(end, dtype=np.int32)
+    stop = ctx.graph.reshape(ctx.graph.dim(end), (1,), ())
+    return ctx.graph.cast(ctx.op("Range", np.array(0), stop, np.array(1), like=Aval((end,), _INT64)), np.int32)
+
+
+def _plus(ctx: Context, x: Operand, amount: Any, dtype: np.dtype[Any]) -> Operand:
+    """``x + amount``, where the amount is a dimension or a value."""
+    if is_static(amount):
+        amount = int64(amount).astype(dtype) if amount else None
+    elif not isinstance(amount, (np.ndarray, ir.Value)):
+        amount = ctx.graph.cast(ctx.graph.dim(amount), dtype)
+    if amount is None or (isinstance(amount, np.ndarray) and not amount.any()):
+        return x
+    return ctx.op("Add", x, amount, like=Aval(broadcast(ctx, x, amount).shape, dtype))
