@@ -1,0 +1,57 @@
+# Everything lives in .venv, made once; stamps in it say what is installed.
+#
+#   make demo [MODEL=...]   a model from its checkpoint to an answer (a name that tools/fetch_models.py knows, a path, a Hub id)
+#   make test               the test suite       make check    ruff, mypy
+#   make bench              prefill and decode, measured separately
+#   make clean              remove .venv, caches and build outputs; models/ and artifacts/ stay
+#
+# With uv:  make PIP="uv pip" demo
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    ?= $(BIN)/python -m pip
+MODEL  ?= smollm2-135m-instruct
+PYTEST_ARGS ?=
+
+# What `uv pip` installs into, whatever environment is active.
+export VIRTUAL_ENV := $(abspath $(VENV))
+
+.PHONY: help demo test check bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^#  *make /make /p' Makefile
+
+demo: $(VENV)/.export
+	$(BIN)/python tools/demo.py "$(MODEL)"
+
+test: $(VENV)/.dev
+	$(BIN)/python tools/fetch_models.py smollm2-135m-instruct gemma-3-270m
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.export
+	$(BIN)/python tools/demo.py "$(MODEL)" --no-answer
+	$(BIN)/python tools/bench.py "$(MODEL)"
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Python 3.11 or newer is needed, $(PYTHON) is %d.%d; try: make PYTHON=python3.12" % v[:2])'
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.export: pyproject.toml | $(VENV)/.created
+	$(PIP) install --quiet --editable ".[export]"
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/.created
+	$(PIP) install --quiet --editable ".[export,dev]"
+	@touch $(VENV)/.export $@

@@ -1,0 +1,7 @@
+"""``python -m diptych`` is the ``diptych`` command."""
+
+import sys
+
+from diptych.cli import main
+
+sys.exit(main())

@@ -1,0 +1,100 @@
+"""``diptych chat``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from diptych.cli.options import (
+    Artifact,
+    MaxTokens,
+    Seed,
+    SessionsOption,
+    Stop,
+    System,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+)
+from diptych.cli.run import timing_line
+
+if TYPE_CHECKING:
+    from diptych.runtime import Generation, Message
+
+HELP = "Ctrl-C ends an answer, Ctrl-D the conversation; /reset forgets it."
+
+
+def chat(
+    artifact: Artifact,
+    system: System = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    sessions: SessionsOption = "two",
+    threads: Threads = None,
+) -> None:
+    """Talk with a model. Ctrl-C ends an answer, Ctrl-D the conversation; /reset forgets it."""
+    from diptych.runtime import load
+
+    model = load(artifact, sessions=sessions, threads=threads)
+
+    def answer(messages: list[Message]) -> Generation:
+        return model.stream(
+            messages,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop=stop or (),
+        )
+
+    converse(answer, system)
+
+
+def converse(answer: Callable[[list[Message]], Generation], system: str | None) -> None:
+    """Read lines, print answers, keep both as the conversation so far."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # gives input() its line editing
+
+    start: list[Message] = [{"role": "system", "content": system}] if system is not None else []
+    messages = list(start)
+    print(HELP, file=sys.stderr)
+    while (line := _read_line()) is not None:
+        if line == "/reset":
+            messages = list(start)
+            print("The conversation starts anew.", file=sys.stderr)
+        elif line.startswith("/"):
+            print(f"There is no command {line.split()[0]}. {HELP}", file=sys.stderr)
+        elif line:
+            messages.append({"role": "user", "content": line})
+            messages.append({"role": "assistant", "content": _print_answer(answer(messages))})
+
+
+def _read_line() -> str | None:
+    """A line without its outer spaces; None at the end of the input. Ctrl-C empties the line."""
+    try:
+        return input("> ").strip()
+    except EOFError:
+        print()
+        return None
+    except KeyboardInterrupt:
+        print()
+        return ""
+
+
+def _print_answer(generation: Generation) -> str:
+    """Print the pieces as they come, the timing after them; Ctrl-C ends the answer where it is."""
+    with closing(generation), contextlib.suppress(KeyboardInterrupt):
+        for piece in generation:
+            print(piece, end="", flush=True)
+    print()
+    print(timing_line(generation.result), file=sys.stderr)
+    return generation.result.text

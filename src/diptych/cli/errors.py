@@ -1,0 +1,39 @@
+"""Errors that a person can mend, as one line."""
+
+from __future__ import annotations
+
+import typer
+
+# The class behind everything that is wrong with a command line itself; typer names only this heir of it in public.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+# The import names that the extra `export` brings.
+EXPORT_EXTRA = frozenset(
+    {"jax", "flax", "onnx", "onnx_ir", "transformers", "safetensors", "gguf", "einops", "ml_dtypes"}
+)
+
+
+def explain(error: Exception) -> str | None:
+    """What to tell the user about ``error``, on one line; None when it is a fault of ours."""
+    if isinstance(error, UsageError):
+        return _one_line(_usage(error))
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        if package not in EXPORT_EXTRA:
+            return None
+        return f"this needs the package {package!r}, which is not installed; run: pip install 'diptych[export]'"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return _one_line(f"{error.filename}: {error.strerror}")
+    if isinstance(error, ValueError | OSError):
+        return _one_line(str(error)) or type(error).__name__
+    return None
+
+
+def _usage(error: Exception) -> str:
+    message: str = error.format_message().replace("Value error, ", "")  # type: ignore[attr-defined]
+    context = getattr(error, "ctx", None)
+    return f"{message.rstrip('.')}. See: {context.command_path} --help" if context else message
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,53 @@
+"""``diptych export``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from diptych.cli.console import print_json, progress_bars, show
+from diptych.cli.options import Json
+from diptych.cli.parity import parity_table
+
+Target = Literal["ort", "onnx", "primitive"]
+
+
+def export(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A .gguf file or a Hugging Face folder.", show_default=False)
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="The artifact folder to make.", show_default=False)
+    ],
+    target: Annotated[
+        Target,
+        typer.Option("--target", help="ort: ONNX Runtime, fastest. onnx: standard operators. primitive: old ones."),
+    ] = "ort",
+    max_context: Annotated[
+        int | None, typer.Option("--max-context", min=1, help="Longest sequence; default: the model's, at most 8192.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The artifact's name; default: the folder's.")] = None,
+    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check ONNX Runtime against JAX.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace an artifact that is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Turn a checkpoint into an artifact and prove that both mean the same."""
+    from diptych.export.pipeline import export as export_checkpoint
+
+    with progress_bars() as progress:
+        report = export_checkpoint(
+            source,
+            output,
+            target=target,
+            max_context=max_context,
+            name=name,
+            verify=verify,
+            force=force,
+            progress=progress,
+        )
+    if as_json:
+        print_json(report.to_json())
+        return
+    show(parity_table(report.verification), f"Wrote {report.path}. Try: diptych run {report.path} 'Hello!'")

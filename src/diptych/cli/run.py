@@ -1,0 +1,86 @@
+"""``diptych run``"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from diptych.cli.console import print_json
+from diptych.cli.options import (
+    Artifact,
+    Json,
+    MaxTokens,
+    Seed,
+    SessionsOption,
+    Stop,
+    System,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+)
+
+if TYPE_CHECKING:
+    from diptych.runtime import Result
+
+
+def run(
+    artifact: Artifact,
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="The text; - reads it from stdin.", show_default=False)
+    ],
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    system: System = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    sessions: SessionsOption = "two",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Answer one prompt: the text streams to stdout, the timing goes to stderr."""
+    from diptych.runtime import load
+
+    if raw and system is not None:
+        raise ValueError("--system belongs to the chat template, which --raw leaves out: give one of the two")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    model = load(artifact, sessions=sessions, threads=threads)
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    generation = model.stream(
+        text if raw else [*messages, {"role": "user", "content": text}],
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=stop or (),
+        raw=raw,
+    )
+    with closing(generation):
+        for piece in generation:
+            if not as_json:
+                print(piece, end="", flush=True)
+    if as_json:
+        print_json(generation.result.to_json())
+        return
+    print()
+    print(timing_line(generation.result), file=sys.stderr)
+
+
+def timing_line(result: Result) -> str:
+    """The two phases apart: they have different bottlenecks."""
+    usage, timing = result.usage, result.timing
+    reused = f" ({usage.cached_tokens} of them reused)" if usage.cached_tokens else ""
+    parts = (
+        f"TTFT {timing.ttft_s:.3f} s",
+        f"prefill {usage.prompt_tokens} tokens{reused}, {timing.prefill_tokens_per_s:.0f} tokens/s",
+        f"decode {usage.completion_tokens} tokens, {timing.decode_tokens_per_s:.0f} tokens/s",
+        f"ended by {result.finish_reason}",
+    )
+    return " · ".join(parts)

@@ -1,0 +1,64 @@
+"""From a checkpoint to an answer, with the commands that anyone would type: export, inspect, run.
+
+    python tools/demo.py                                  # the default model, fetched first
+    python tools/demo.py path/to/model.gguf --question "Who wrote Faust?"
+
+A second run finds the model and the artifact and uses them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import fetch_models
+
+ROOT = Path(__file__).resolve().parents[1]
+QUESTION = "What is the capital of France, and what is it known for?"
+# What file names add to a model's name: SmolLM2-135M-Instruct.Q4_1, gemma-3-270m-q4_k_m, tiny-f16.
+_QUANTISATION = re.compile(r"[.-](i?q\d\w*|bf16|f16|f32)$")
+
+
+def artifact_name(model: str) -> str:
+    """``models/SmolLM2-135M-Instruct.Q4_1.gguf``, ``org/SmolLM2-135M-Instruct`` -> ``smollm2-135m-instruct``."""
+    name = Path(model).name.lower().removesuffix(".gguf")
+    return re.sub(r"[^a-z0-9._-]+", "-", _QUANTISATION.sub("", name)).strip("-.") or "model"
+
+
+def source_of(model: str) -> str:
+    """What ``diptych export`` reads: a model that we know how to fetch becomes its file."""
+    return str(fetch_models.fetch(model)) if model in fetch_models.KNOWN else model
+
+
+def diptych(*arguments: str) -> int:
+    """Run our command line and show what is run."""
+    print(f"\n$ diptych {shlex.join(arguments)}", flush=True)
+    return subprocess.run([sys.executable, "-m", "diptych", *arguments], cwd=ROOT).returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Export a model and ask it something.")
+    parser.add_argument("model", nargs="?", default=fetch_models.DEFAULT)
+    parser.add_argument("--question", default=QUESTION)
+    parser.add_argument("--no-answer", action="store_true", help="only see to it that the artifact is there")
+    options = parser.parse_args()
+    artifact = f"artifacts/{artifact_name(options.model)}"
+    try:
+        if (ROOT / artifact / "manifest.json").exists():
+            code = diptych("inspect", artifact)
+        else:
+            code = diptych("export", source_of(options.model), "--output", artifact)
+    except (fetch_models.FetchError, OSError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    if code or options.no_answer:
+        return code
+    return diptych("run", artifact, options.question, "--max-tokens", "128")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
