@@ -57,17 +57,32 @@ class Aval:
 
 @dataclass(frozen=True)
 class Traced:
-    """A function as equations. ``inputs`` and ``outputs`` are keys of an environment; ``constants`` maps keys to arrays."""
+    """A function as equations. ``inputs`` and ``outputs`` are keys of an environment; ``constants`` maps keys to
+    arrays.
+    """
 
     equations: Sequence[Any]
     inputs: Sequence[Any]
     outputs: Sequence[Any]
     constants: dict[Any, np.ndarray]
 
+    @property
+    def input_avals(self) -> list[Aval]:
+        return [_aval(variable) for variable in self.inputs]
+
+    @property
+    def output_avals(self) -> list[Aval]:
+        return [_aval(variable) for variable in self.outputs]
+
 
 def trace(function: Callable[..., Any], *arguments: Any) -> Traced:
     """Trace ``function`` over pytrees of ``jax.ShapeDtypeStruct``; inputs are in the order of their leaves."""
     return _traced(jax.make_jaxpr(function)(*arguments))
+
+
+def shaped(shape: Sequence[Dim], dtype: Any) -> Any:
+    """An abstract array to trace with."""
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
 def symbols(names: str, constraints: Sequence[str] = ()) -> tuple[Dim, ...]:

@@ -1,15 +1,15 @@
 """The model's semantic operations, each a named composite with its decomposition in plain JAX.
 
-A jaxpr of the model carries these names and their attributes, so that an exporter can emit one fused operator for each; an
-exporter that has none walks the decomposition, where smaller composites may be found.  They close over no array (JAX would
-turn it into a hidden operand), and their attributes are Python scalars.  Shapes are in the letters of
-:mod:`diptych.jax_model.config`; ``E`` stands for heads times head size.
+A jaxpr of the model carries these names and their attributes, so that an exporter can emit one fused operator for
+each; an exporter that has none walks the decomposition, where smaller composites may be found.  They close over no
+array (JAX would turn it into a hidden operand), and their attributes are Python scalars.  Shapes are in the letters
+of :mod:`diptych.jax_model.config`; ``E`` stands for heads times head size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _composite(function: _F) -> _F:
-    return lax.composite(function, name=f"diptych.{function.__name__}")  # type: ignore[return-value]
+    return cast(_F, lax.composite(function, name=f"diptych.{function.__name__}"))
 
 
 @_composite
@@ -95,10 +95,10 @@ def cache_write(cache_BKSH: Array, new_BTE: Array, length_B: Array) -> Array:
 def attention(
     q_BTE: Array, k_BKSH: Array, v_BKSH: Array, length_B: Array, *, heads: int, scale: float, window: int | None = None
 ) -> Array:
-    """Causal grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245) of T new queries over the cache -> [B, T, E].
+    """Causal grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245) of T queries over the cache: [B, T, E].
 
-    Query t of row b sits at position ``length[b] + t`` and sees the slots ``s <= position``, with a ``window`` only those
-    with ``position - s < window``.  Scores and softmax are float32.
+    Query t of row b sits at position ``length[b] + t`` and sees the slots ``s <= position``, with a ``window`` only
+    those with ``position - s < window``.  Scores and softmax are float32.
     """
     B, T, E = q_BTE.shape
     _, K, S, H = k_BKSH.shape
@@ -128,7 +128,7 @@ def cached_attention(
 ) -> tuple[Array, Array, Array]:
     """Rotate q and k, append k and v to the cache, attend over it -> (out [B, T, N H], cache_k, cache_v).
 
-    ``qkv`` is one packed array ``[B, T, (N + 2 K) H]`` or the three parts ``[B, T, N H]``, ``[B, T, K H]``, ``[B, T, K H]``.
+    ``qkv`` is one packed array ``[B, T, (N + 2 K) H]`` or its three parts along the last axis.
     """
     _, K, _, H = cache_k_BKSH.shape
     q, k, v = qkv if len(qkv) == 3 else jnp.split(qkv[0], [heads * H, (heads + K) * H], axis=-1)

@@ -1,7 +1,7 @@
 """The architecture of a decoder as data: frozen, hashable, complete.
 
-Nothing reads a checkpoint's own configuration, or a model's name, once a :class:`Config` exists.  Its letters are the ones
-that array shapes are written with everywhere in the project:
+Nothing reads a checkpoint's own configuration, or a model's name, once a :class:`Config` exists.  Its letters are the
+ones that array shapes are written with everywhere in the project:
 
 ====== =============================== ====== ===========================
 letter meaning                         letter meaning
@@ -25,7 +25,8 @@ Activation = Literal["silu", "gelu_tanh"]
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864), half-split layout: element i turns with i + width/2.
+    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864), half-split layout: element i turns with i +
+    width/2.
 
     Position p turns pair i by the angle ``p * base ** (-2 i / width) / factor``; ``factor`` is the linear scaling of
     positions (Chen et al. 2023, arXiv:2306.15595) and is 1 where a model has none.

@@ -1,7 +1,7 @@
 """One decoder for every family: two pure functions of (static configuration, parameters, cache state, tokens).
 
-``prefill`` reads many tokens in one pass, ``decode`` one token per row.  Both return float32 logits and the new cache.  The
-cache argument of the compiled functions is donated: do not use it again.
+``prefill`` reads many tokens in one pass, ``decode`` one token per row.  Both return float32 logits and the new
+cache.  The cache argument of the compiled functions is donated: do not use it again.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def forward_prefill(
 ) -> tuple[Array, Cache]:
     """Append each row's first ``num_tokens`` tokens; logits [B, P, V] behind the tokens at ``logit_positions``.
 
-    A row starts at its own ``cache.length``, so chunks of a long prompt, further turns of a chat and a reused prefix are
-    the same call.  Rows are right-padded to T; padding writes undefined values behind the row's length, where nothing reads
-    them.  The caller guarantees ``cache.length + T <= S``: JAX would clamp silently.
+    A row starts at its own ``cache.length``, so chunks of a long prompt, further turns of a chat and a reused prefix
+    are the same call.  Rows are right-padded to T; padding writes undefined values behind the row's length, where
+    nothing reads them.  The caller guarantees ``cache.length + T <= S``: JAX would clamp silently.
     """
     x_BTD, delta_BTD, cache_k, cache_v = _layers(config, params, cache, tokens_BT)
     x_BPD, delta_BPD = (_take_rows(part, logit_positions_BP) for part in (x_BTD, delta_BTD))
@@ -157,8 +157,9 @@ def _norm_heads(config: Config, x_BTE: Array, scale_H: Array) -> Array:
 
 def _mlp(config: Config, weights: Params, h_BTD: Array) -> Array:
     """The gated feed-forward layer (Shazeer 2020, arXiv:2002.05202)."""
-    activation = _ACTIVATIONS[config.activation]
-    return (activation(h_BTD @ weights["gate"]) * (h_BTD @ weights["up"])) @ weights["down"]
+    gate_BTF: Array = _ACTIVATIONS[config.activation](h_BTD @ weights["gate"])
+    out_BTD: Array = (gate_BTF * (h_BTD @ weights["up"])) @ weights["down"]
+    return out_BTD
 
 
 def _head(config: Config, params: Params, x_BPD: Array, delta_BPD: Array) -> Array:

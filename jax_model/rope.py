@@ -11,7 +11,7 @@ __all__ = ["inverse_frequencies", "tables"]
 
 
 def inverse_frequencies(rope: Rope) -> NDArray[np.float32]:
-    """Angle per position of each pair, float32 [width/2]: ``base ** (-2 i / width) / factor`` (arXiv:2104.09864, §3.2.2)."""
+    """Angle per position of each pair, float32 [width/2]: ``base ** (-2 i / width) / factor`` (arXiv:2104.09864)."""
     exponent = np.arange(0, rope.width, 2).astype(np.float32) / np.float32(rope.width)
     return (np.float32(1.0) / np.float32(rope.base) ** exponent / np.float32(rope.factor)).astype(np.float32)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx_ir as ir
@@ -15,12 +14,12 @@ from diptych.export.lowering import composites as _composites  # noqa: F401  (re
 from diptych.export.lowering import primitives as _primitives  # noqa: F401
 from diptych.export.lowering.graph import GraphBuilder, Operand
 from diptych.export.lowering.rules import COMPOSITES, PRIMITIVES, Context
-from diptych.export.tracing import Aval, Equation, Traced, literal, named_leaves, symbols, trace
+from diptych.export.tracing import Equation, Traced, literal, named_leaves, shaped, symbols, trace
 from diptych.jax_model.config import Config
 from diptych.jax_model.decoder import Cache, forward_decode, forward_prefill
 from diptych.jax_model.params import abstract
 
-__all__ = ["TARGETS", "Lowered", "Program", "Target", "lower"]
+__all__ = ["TARGETS", "Lowered", "Program", "Target", "convert", "lower"]
 
 Program = Literal["prefill", "decode"]
 
@@ -44,8 +43,8 @@ TARGETS = {
 class Lowered:
     """A graph whose parameters and large constants are initializers without data.
 
-    Parameters have their paths as names; ``constants`` holds the large constants, named ``constants.<what>.<digest>``: the same
-    name means the same bytes in every graph.
+    Parameters have their paths as names; ``constants`` holds the large constants, named
+    ``constants.<what>.<digest>``: the same name means the same bytes in every graph.
     """
 
     model: ir.Model
@@ -55,22 +54,37 @@ class Lowered:
 def lower(program: Program, config: Config, target: str, max_context: int, dtype: Any = jnp.float32) -> Lowered:
     """Lower one of the two programs for ``target`` ("ort", "onnx" or "primitive").
 
-    Graph inputs and outputs: see the project's design page, "The artifact". ``max_context`` is the number of positions that
-    rope tables cover. Raises ValueError for an unknown target, NotImplementedError for an operation without a rule.
+    Graph inputs and outputs: see the project's design page, "The artifact". ``max_context`` is the number of
+    positions that rope tables cover. Raises ValueError for an unknown target, NotImplementedError for an operation
+    without a rule.
     """
     if target not in TARGETS:
         raise ValueError(f"unknown target {target!r}; known targets: {', '.join(TARGETS)}")
     function, arguments, input_names, output_names = _signature(program, config, dtype)
-    builder = GraphBuilder(program, TARGETS[target].opset)
-    parameters = list(named_leaves(arguments[0]))
+    return convert(program, function, arguments, input_names, output_names, TARGETS[target], max_context)
+
+
+def convert(
+    name: str,
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    target: Target,
+    max_context: int,
+) -> Lowered:
+    """Lower ``function(params, *inputs)``: the first argument's leaves become parameters, all others graph inputs."""
+    builder = GraphBuilder(name, target.opset)
+    parameters = [path for path, _ in named_leaves(arguments[0])]
     traced = trace(function, *arguments)
     values: list[Operand] = []
-    for variable, name in zip(traced.inputs, [name for name, _ in parameters] + input_names, strict=True):
-        aval = Aval(tuple(variable.aval.shape), np.dtype(variable.aval.dtype))
-        values.append((builder.add_parameter if len(values) < len(parameters) else builder.add_input)(name, aval))
-    outputs = _Interpreter(builder, TARGETS[target], max_context).run(traced, values)
-    for variable, value, name in zip(traced.outputs, outputs, output_names, strict=True):
-        builder.add_output(name, value, Aval(tuple(variable.aval.shape), np.dtype(variable.aval.dtype)))
+    for path, aval in zip(parameters, traced.input_avals, strict=False):
+        values.append(builder.add_parameter(path, aval))
+    for path, aval in zip(input_names, traced.input_avals[len(parameters) :], strict=True):
+        values.append(builder.add_input(path, aval))
+    outputs = _Interpreter(builder, target, max_context).run(traced, values)
+    for path, value, aval in zip(output_names, outputs, traced.output_avals, strict=True):
+        builder.add_output(path, value, aval)
     return Lowered(builder.finish(), builder.large_constants)
 
 
@@ -78,8 +92,8 @@ def _signature(program: Program, config: Config, dtype: Any) -> tuple[Any, list[
     """The function to trace, its abstract arguments, and the graph's names for inputs and outputs in their order."""
     B, T, S, P = symbols("B,T,S,P", constraints=["T<=S"])
     params = abstract(config, dtype)
-    buffers = [jax.ShapeDtypeStruct((B, config.K, S, config.H), dtype) for _ in config.layers]
-    counts = jax.ShapeDtypeStruct((B,), jnp.int32)
+    buffers = [shaped((B, config.K, S, config.H), dtype) for _ in config.layers]
+    counts = shaped((B,), jnp.int32)
     pasts = [f"past_key_values.{i}.{part}" for i in range(config.L) for part in ("key", "value")]
     presents = [f"present.{i}.{part}" for i in range(config.L) for part in ("key", "value")]
 
@@ -99,9 +113,9 @@ def _signature(program: Program, config: Config, dtype: Any) -> tuple[Any, list[
     past = [buffer for buffer in buffers for _ in range(2)]
     outputs = ["logits", "present_length", *presents]
     if program == "decode":
-        tokens = jax.ShapeDtypeStruct((B, 1), jnp.int32)
+        tokens = shaped((B, 1), jnp.int32)
         return decode, [params, tokens, counts, past], ["input_ids", "past_length", *pasts], outputs
-    tokens, positions = (jax.ShapeDtypeStruct((B, n), jnp.int32) for n in (T, P))
+    tokens, positions = (shaped((B, n), jnp.int32) for n in (T, P))
     inputs = ["input_ids", "num_tokens", "logit_positions", "past_length", *pasts]
     return prefill, [params, tokens, counts, positions, counts, past], inputs, outputs
 

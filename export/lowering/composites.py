@@ -1,7 +1,7 @@
 """The model's composites as fused operators, per dialect.
 
-``standard`` is ai.onnx at opset 24; ``ort`` adds the operators of ONNX Runtime's com.microsoft domain.  A composite without
-a rule in a target's dialects is lowered through its decomposition.
+``standard`` is ai.onnx at opset 24; ``ort`` adds the operators of ONNX Runtime's com.microsoft domain.  A composite
+without a rule in a target's dialects is lowered through its decomposition.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _rope_tables(ctx: Context, inv_freq: np.ndarray) -> tuple[ir.Value, ir.Value
 
 
 @composite("diptych.rotary", "standard")
-def _rotary(ctx: Context, x: Operand, positions: Operand, inv_freq: Operand, *, heads: int) -> Operand:
+def _rotary(ctx: Context, x: Operand, positions: Operand, inv_freq: Operand, *, heads: int) -> Any:
     if not isinstance(inv_freq, np.ndarray):
         return NotImplemented
     head_size, width = ctx.in_avals[0].shape[-1] // heads, 2 * inv_freq.size
@@ -115,9 +115,7 @@ def _window_mask(ctx: Context, length: Operand, window: int) -> ir.Value:
 
 
 @composite("diptych.cached_attention", "ort")
-def _group_query_attention(
-    ctx: Context, *operands: Operand, heads: int, scale: float, window: int | None
-) -> Sequence[Operand]:
+def _group_query_attention(ctx: Context, *operands: Operand, heads: int, scale: float, window: int | None) -> Any:
     """``GroupQueryAttention`` with rotary inside and the cache written in place.
 
     Padding is treated as tokens: it lies behind the row's length, where causal attention never looks.

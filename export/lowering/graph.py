@@ -1,8 +1,9 @@
 """Building an ONNX graph: named values, shared constants, symbolic shapes.
 
-Two habits keep graphs small.  A value may be *narrower* than the JAX value it stands for, as long as it broadcasts to it, so
-broadcasts cost nothing until an operator needs the full shape.  And every operator is pure, so asking twice for the same
-operator on the same inputs gives the same node: there are no common subexpressions to eliminate afterwards.
+Two habits keep graphs small.  A value may be *narrower* than the JAX value it stands for, as long as it broadcasts to
+it, so broadcasts cost nothing until an operator needs the full shape.  And every operator is pure, so asking twice
+for the same operator on the same inputs gives the same node: there are no common subexpressions to eliminate
+afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import onnx_ir as ir
 
 from diptych.export.tracing import Aval, Dim, dim_expression, is_static
 
-__all__ = ["GraphBuilder", "Operand"]
+__all__ = ["GraphBuilder", "Operand", "shape_of"]
 
 Operand = ir.Value | np.ndarray
 LARGE = 1024  # bytes from which a constant goes to the weights file, under a name
@@ -98,7 +99,7 @@ class GraphBuilder:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """Nodes outside all scopes: what every layer asks for belongs to the graph, not to the layer that asked first."""
+        """Nodes outside all scopes: what every layer asks for belongs to the graph, not to the first that asked."""
         scope, self.scope = self.scope, "shared"
         try:
             yield
@@ -134,7 +135,7 @@ class GraphBuilder:
     def full(self, x: Operand, aval: Aval) -> ir.Value:
         """``x`` in the full shape of ``aval``."""
         value = self.constant(x) if isinstance(x, np.ndarray) else x
-        if _same(_shape(value), aval.shape):
+        if _same(shape_of(value), aval.shape):
             return value
         return self.op("Expand", value, self.shape(aval.shape), like=aval)
 
@@ -161,7 +162,7 @@ class GraphBuilder:
         if x.dtype == ir.DataType.from_numpy(np.dtype(dtype)):
             return x
         return self.op(
-            "Cast", x, like=Aval(_shape(x), np.dtype(dtype)), to=int(ir.DataType.from_numpy(np.dtype(dtype)))
+            "Cast", x, like=Aval(shape_of(x), np.dtype(dtype)), to=int(ir.DataType.from_numpy(np.dtype(dtype)))
         )
 
     def reshape(self, x: Operand, old: Sequence[Dim], new: Sequence[Dim]) -> Operand:
@@ -203,7 +204,7 @@ class GraphBuilder:
             return np.expand_dims(x, tuple(axes))
         if not axes:
             return x
-        shape = list(_shape(x))
+        shape = list(shape_of(x))
         for axis in sorted(axes):
             shape.insert(axis, 1)
         if x in self._reshaped and _same(self._reshaped[x][1], shape):
@@ -265,9 +266,10 @@ def _value(name: str, aval: Aval) -> ir.Value:
     return ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.from_numpy(aval.dtype)))
 
 
-def _shape(value: ir.Value) -> tuple[Dim, ...]:
-    assert value.shape is not None, f"{value.name} has no shape"
-    return tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
+def shape_of(x: Operand) -> tuple[Dim, ...]:
+    """The shape that an operand has in the graph, which may be narrower than its aval; symbolic ones are strings."""
+    assert x.shape is not None, f"{x!r} has no shape"
+    return tuple(dim if isinstance(dim, int) else str(dim.value) for dim in x.shape)
 
 
 def _dtype(value: ir.Value) -> np.dtype[Any]:

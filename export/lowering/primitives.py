@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.export.lowering.graph import Operand
+from diptych.export.lowering.graph import Operand, shape_of
 from diptych.export.lowering.rules import Context, broadcast, int64, primitive
 from diptych.export.tracing import Aval, Dim
 
@@ -41,8 +41,8 @@ for _name, _op_type in _ELEMENTWISE.items():
 
 @primitive("add", lazy=True)
 def _add(ctx: Context, x: Operand, y: Operand, **_: Any) -> Operand:
-    for one, other in ((x, y), (y, x)):
-        if isinstance(one, np.ndarray) and one.size == 1 and not one.any() and one.ndim <= len(other.shape):
+    for one, other in ((x, y), (y, x)):  # nothing to add: positions of a single token
+        if isinstance(one, np.ndarray) and one.size == 1 and not one.any() and one.ndim <= len(shape_of(other)):
             return other
     return ctx.op("Add", x, y, like=broadcast(ctx, x, y))
 
@@ -132,7 +132,7 @@ def _transpose(ctx: Context, x: Operand, *, permutation: Sequence[int]) -> Opera
 @primitive("broadcast_in_dim", lazy=True)
 def _broadcast_in_dim(ctx: Context, x: Operand, *, broadcast_dimensions: Sequence[int], **_: Any) -> Operand:
     """Insert axes of size one where the result has new axes; nothing is repeated. Leading ones need no axis at all."""
-    missing = ctx.in_avals[0].ndim - len(x.shape)
+    missing = ctx.in_avals[0].ndim - len(shape_of(x))
     kept = list(broadcast_dimensions)[missing:]  # a narrow operand lacks leading axes
     if not kept:
         return x
@@ -265,7 +265,7 @@ def _gather(ctx: Context, x: Operand, index: Operand, *, dimension_numbers: Any,
 @primitive("scatter")
 def _scatter(ctx: Context, x: Operand, index: Operand, update: Operand, *, dimension_numbers: Any, **_: Any) -> Operand:
     """``x.at[i, j, ...].set(update)`` with indices for the leading axes, which must be in range."""
-    numbers, (_, index_aval, update_aval) = dimension_numbers, ctx.in_avals
+    numbers, index_aval, update_aval = dimension_numbers, ctx.in_avals[1], ctx.in_avals[2]
     leading = tuple(range(index_aval.shape[-1]))
     trailing = tuple(range(index_aval.ndim - 1, update_aval.ndim))
     if not (

@@ -1,8 +1,8 @@
 """The registries of lowering rules, and what a rule is given.
 
-A rule is a function ``rule(ctx, *operands, **params)`` that returns the value (or the values) of an equation.  Operands are
-ONNX values, or NumPy arrays where they are known.  A rule for a composite may return ``NotImplemented`` when its operator
-cannot honour a shape, dtype or attribute: then the composite's decomposition is lowered instead.
+A rule is a function ``rule(ctx, *operands, **params)`` that returns the value (or the values) of an equation.
+Operands are ONNX values, or NumPy arrays where they are known.  A rule for a composite may return ``NotImplemented``
+when its operator cannot honour a shape, dtype or attribute: then the composite's decomposition is lowered instead.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from diptych.export.lowering.graph import GraphBuilder, Operand
-from diptych.export.tracing import Aval, Dim
+from diptych.export.lowering.graph import GraphBuilder, Operand, shape_of
+from diptych.export.tracing import Aval
 
 __all__ = ["COMPOSITES", "PRIMITIVES", "Context", "Rule", "broadcast", "composite", "int64", "primitive"]
 
@@ -74,11 +74,7 @@ def int64(*values: int) -> np.ndarray:
 
 def broadcast(ctx: Context, *operands: Operand) -> Aval:
     """What an elementwise operator makes of operands that may be narrower than the equation's result."""
-    shapes = [list(x.shape) if isinstance(x, np.ndarray) else _dims(x) for x in operands]
+    shapes = [shape_of(x) for x in operands]
     rank = max(map(len, shapes))
-    columns = zip(*([1] * (rank - len(shape)) + shape for shape in shapes), strict=True)
+    columns = zip(*((1,) * (rank - len(shape)) + shape for shape in shapes), strict=True)
     return Aval(tuple(next((dim for dim in column if dim != 1), 1) for column in columns), ctx.out_avals[0].dtype)
-
-
-def _dims(x: Any) -> list[Dim]:
-    return [dim if isinstance(dim, int) else str(dim.value) for dim in x.shape]

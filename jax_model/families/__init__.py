@@ -1,4 +1,4 @@
-"""Decoder families as data: for each a function from the checkpoint's configuration to ours, and a table of parameters."""
+"""Decoder families as data: for each a function from foreign configuration to ours, and a table of parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 3, text (Gemma Team 2025, arXiv:2503.19786): windows, two rope bases, norms on heads and around both sublayers."""
+"""Gemma 3, text (Gemma Team 2025, arXiv:2503.19786): windows, two rope bases, norms on heads and on both sides."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ GEMMA3_TABLE = (
         "blk.{i}.post_attention_norm.weight",
         "d -> d",
     ),
-    _norm("layers.{i}.mlp_norm", "model.layers.{i}.pre_feedforward_layernorm.weight", "blk.{i}.ffn_norm.weight", "d -> d"),
+    _norm(
+        "layers.{i}.mlp_norm", "model.layers.{i}.pre_feedforward_layernorm.weight", "blk.{i}.ffn_norm.weight", "d -> d"
+    ),
     *MLP,
     _norm(
         "layers.{i}.mlp_post_norm",

@@ -50,7 +50,8 @@ def untied(config: Config) -> bool:
     return not config.tied
 
 
-# llama.cpp's converter reorders the rows of q and k of a llama for interleaved rope: (two halves, h/2) became (h/2, two).
+# llama.cpp's converter reorders the rows of q and k of a llama for interleaved rope: (two halves, h/2) became (h/2,
+# two).
 _Q = "(n h) d -> d (n h)"
 _K = "(k h) d -> d (k h)"
 _Q_INTERLEAVED = "(n j two) d -> d (n two j)"
@@ -58,7 +59,12 @@ _K_INTERLEAVED = "(k j two) d -> d (k two j)"
 
 EMBED = row("embed", "model.embed_tokens.weight", "token_embd.weight", "v d -> v d")
 HEAD = row("head", "lm_head.weight", "output.weight", "v d -> d v", when=untied)
-OUT = row("layers.{i}.attn.out", "model.layers.{i}.self_attn.o_proj.weight", "blk.{i}.attn_output.weight", "d (n h) -> (n h) d")
+OUT = row(
+    "layers.{i}.attn.out",
+    "model.layers.{i}.self_attn.o_proj.weight",
+    "blk.{i}.attn_output.weight",
+    "d (n h) -> (n h) d",
+)
 MLP = (
     row("layers.{i}.mlp.gate", "model.layers.{i}.mlp.gate_proj.weight", "blk.{i}.ffn_gate.weight", "f d -> d f"),
     row("layers.{i}.mlp.up", "model.layers.{i}.mlp.up_proj.weight", "blk.{i}.ffn_up.weight", "f d -> d f"),
@@ -71,8 +77,12 @@ def qkv(*, interleaved: bool) -> Parameter:
     attn, blk = "model.layers.{i}.self_attn", "blk.{i}"
     return pack(
         "layers.{i}.attn.qkv",
-        row("", f"{attn}.q_proj.weight", f"{blk}.attn_q.weight", _Q, gguf_layout=_Q_INTERLEAVED if interleaved else None),
-        row("", f"{attn}.k_proj.weight", f"{blk}.attn_k.weight", _K, gguf_layout=_K_INTERLEAVED if interleaved else None),
+        row(
+            "", f"{attn}.q_proj.weight", f"{blk}.attn_q.weight", _Q, gguf_layout=_Q_INTERLEAVED if interleaved else None
+        ),
+        row(
+            "", f"{attn}.k_proj.weight", f"{blk}.attn_k.weight", _K, gguf_layout=_K_INTERLEAVED if interleaved else None
+        ),
         row("", f"{attn}.v_proj.weight", f"{blk}.attn_v.weight", _K),
     )
 

@@ -1,9 +1,9 @@
 """The rows of a family's table: for each parameter its path in our tree and the checkpoint tensors that fill it.
 
 Layouts are einops patterns from the stored tensor to ours.  Their lower-case letters are the sizes of :class:`Config`
-(``n`` query heads, ``k`` key/value heads, ``h`` head size, ``d`` width, ``f`` feed-forward width, ``v`` vocabulary), so a
-pattern also states the shape, and reads backwards for a round trip.  Projections are stored input-first, ``[D, out]``: a
-layer applies them as ``x @ w``.
+(``n`` query heads, ``k`` key/value heads, ``h`` head size, ``d`` width, ``f`` feed-forward width, ``v`` vocabulary),
+so a pattern also states the shape, and reads backwards for a round trip.  Projections are stored input-first, ``[D,
+out]``: a layer applies them as ``x @ w``.
 """
 
 from __future__ import annotations
