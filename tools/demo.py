@@ -19,6 +19,7 @@ import fetch_models
 
 ROOT = Path(__file__).resolve().parents[1]
 QUESTION = "What is the capital of France, and what is it known for?"
+FROM_HUB = ["*.json", "*.safetensors", "*.jinja"]
 # What file names add to a model's name: SmolLM2-135M-Instruct.Q4_1, gemma-3-270m-q4_k_m, tiny-f16.
 _QUANTISATION = re.compile(r"[.-](i?q\d\w*|bf16|f16|f32)$")
 
@@ -30,8 +31,28 @@ def artifact_name(model: str) -> str:
 
 
 def source_of(model: str) -> str:
-    """What ``diptych export`` reads: a model that we know how to fetch becomes its file."""
-    return str(fetch_models.fetch(model)) if model in fetch_models.KNOWN else model
+    """What ``diptych export`` reads, fetched where ``model`` is one of our names or a Hub id (``org/name``)."""
+    if model in fetch_models.KNOWN:
+        return str(fetch_models.fetch(model))
+    if Path(model).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        return model
+    return fetch_from_hub(model)
+
+
+def fetch_from_hub(model: str) -> str:
+    """Download what an export reads of a Hugging Face repository into ``models/``. Raises FetchError."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    folder = fetch_models.MODELS / model.replace("/", "--")
+    fetch_models.say(f"{model} is no path here: fetching it from the Hugging Face Hub into {folder}")
+    try:
+        return huggingface_hub.snapshot_download(model, local_dir=folder, allow_patterns=FROM_HUB)
+    except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise fetch_models.FetchError(
+            f"{model} is neither a path nor could it be fetched from the Hub: {reason}"
+        ) from None
 
 
 def diptych(*arguments: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,26 +29,37 @@ def export(
     max_context: Annotated[
         int | None, typer.Option("--max-context", min=1, help="Longest sequence; default: the model's, at most 8192.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="The artifact's name; default: the folder's.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The artifact's name; default: the source's.")] = None,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check ONNX Runtime against JAX.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an artifact that is there.")] = False,
     as_json: Json = False,
 ) -> None:
     """Turn a checkpoint into an artifact and prove that both mean the same."""
+    from diptych.export.certificate import ParityError
     from diptych.export.pipeline import export as export_checkpoint
 
-    with progress_bars() as progress:
-        report = export_checkpoint(
-            source,
-            output,
-            target=target,
-            max_context=max_context,
-            name=name,
-            verify=verify,
-            force=force,
-            progress=progress,
-        )
+    try:
+        with progress_bars() as progress:
+            report = export_checkpoint(
+                source,
+                output,
+                target=target,
+                max_context=max_context,
+                name=name,
+                verify=verify,
+                force=force,
+                progress=progress,
+            )
+    except ParityError as error:
+        verification = error.certificate.to_json()
+        print_json({"verification": verification}) if as_json else show(parity_table(verification))
+        print(f"Error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    for warning in report.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
     if as_json:
         print_json(report.to_json())
-        return
-    show(parity_table(report.verification), f"Wrote {report.path}. Try: diptych run {report.path} 'Hello!'")
+    else:
+        show(parity_table(report.verification), f"Wrote {report.path}. Try: diptych run {report.path} 'Hello!'")
+    if report.verification["status"] == "failed":  # and was kept, since --force said so
+        raise typer.Exit(1)

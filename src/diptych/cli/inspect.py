@@ -1,12 +1,24 @@
-"""``diptych inspect``"""
+"""``diptych inspect``: what an artifact or a checkpoint holds, and what running it takes."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from diptych.cli.console import print_json, show, size, table
 from diptych.cli.options import Json
+from diptych.cli.parity import parity_table
+
+Facts = dict[str, Any]
+
+_LENGTHS = (1024, 4096, 8192)  # tokens for which the cache's memory is told, besides the longest
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 def inspect(
@@ -16,4 +28,154 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Tell what an artifact or a checkpoint holds, and how much memory it needs."""
-    raise NotImplementedError(source, as_json)
+    is_artifact = (Path(source) / "manifest.json").is_file()
+    facts = describe_artifact(Path(source)) if is_artifact else describe_checkpoint(source)
+    if as_json:
+        print_json(facts)
+    else:
+        show(*_render(facts))
+
+
+def describe_artifact(path: Path) -> Facts:
+    """From the manifest, checked as the runtime checks it, and the tokenizer's files. Needs no JAX."""
+    from diptych.runtime import Manifest
+
+    manifest = Manifest.open(path)
+    data, vocabulary = manifest.data, manifest.vocabulary
+    shapes = [tensor["shape"] for tensor in data["tensors"].values()]
+    dtypes = (dtype for tensor in data["tensors"].values() for dtype in tensor["source_dtypes"])
+    texts = {name: (manifest.folder / name).read_text(encoding="utf-8") for name in manifest.files if _is_text(name)}
+    special = {"eos": list(vocabulary.eos_token_ids), "bos": vocabulary.bos_token_id, "pad": vocabulary.pad_token_id}
+    return {
+        "kind": "artifact",
+        "path": str(path),
+        "name": manifest.name,
+        "built_for": {key: data[key] for key in ("target", "device", "dtype", "max_context")},
+        "model": _model(data["config"]),
+        "parameters": sum(map(math.prod, shapes)),
+        "source_dtypes": dict(Counter(dtypes)),
+        "memory": _memory(data["config"], shapes, manifest.dtype, manifest.cache.dtype, manifest.max_context),
+        "tokenizer": _tokenizer(texts, special),
+        "files": {name: entry.bytes for name, entry in manifest.files.items()},
+        "source": data["source"],
+        "tools": data["tools"],
+        "verification": data["verification"],
+    }
+
+
+def describe_checkpoint(source: str) -> Facts:
+    """From the checkpoint's own header and configuration; no weight is read. Needs the extra ``export``."""
+    from diptych.jax_model.params import abstract, configure, flatten
+    from diptych.jax_model.readers import open_checkpoint
+
+    checkpoint = open_checkpoint(source)
+    config = configure(checkpoint)
+    shapes = [leaf.shape for leaf in flatten(abstract(config)).values()]
+    texts = checkpoint.tokenizer.files
+    generation = json.loads(texts["generation_config.json"])
+    special = {kind: generation.get(f"{kind}_token_id") for kind in ("eos", "bos", "pad")}
+    return {
+        "kind": "checkpoint",
+        "path": str(checkpoint.path),
+        "format": checkpoint.format,
+        "model": _model(config.to_json()),
+        "parameters": sum(map(math.prod, shapes)),
+        "source_dtypes": dict(Counter(info.dtype for info in checkpoint.tensors.values())),
+        "memory": _memory(config.to_json(), shapes, "float32", "float32", config.max_positions),
+        "tokenizer": _tokenizer(texts, special),
+    }
+
+
+def _is_text(name: str) -> bool:
+    return name in ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
+
+
+def _model(config: Mapping[str, Any]) -> Facts:
+    """The shape, with the field's words for our letters."""
+    windows = Counter(layer["window"] for layer in config["layers"])
+    return {
+        "family": config["family"],
+        "layers": len(config["layers"]),
+        "layers_by_window": {"all" if window is None else str(window): count for window, count in windows.items()},
+        "width": config["D"],
+        "feed_forward_width": config["F"],
+        "query_heads": config["N"],
+        "key_value_heads": config["K"],
+        "head_size": config["H"],
+        "vocabulary": config["V"],
+        "tied_embedding": config["tied"],
+        "max_positions": config["max_positions"],
+    }
+
+
+def _memory(
+    config: Mapping[str, Any], shapes: Iterable[Iterable[int]], dtype: str, cache_dtype: str, longest: int
+) -> Facts:
+    """Bytes of one copy of the weights, and of one row's cache at some lengths."""
+    per_token = 2 * len(config["layers"]) * config["K"] * config["H"] * _BYTES[cache_dtype]
+    lengths = sorted({length for length in _LENGTHS if length < longest} | {longest})
+    return {
+        "weights_bytes": sum(map(math.prod, shapes)) * _BYTES[dtype],
+        "cache_bytes_per_token": per_token,
+        "cache_bytes": {str(length): length * per_token for length in lengths},
+    }
+
+
+def _tokenizer(texts: Mapping[str, str], special: Mapping[str, Any]) -> Facts:
+    """What the tokenizer is and adds, and which ids end a text."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(texts["tokenizer.json"])
+    eos = special["eos"] if isinstance(special["eos"], list) else [special["eos"]]
+    in_config = "chat_template" in json.loads(texts.get("tokenizer_config.json", "{}"))
+
+    def named(token_id: int | None) -> Facts | None:
+        return None if token_id is None else {"id": token_id, "token": tokenizer.id_to_token(token_id)}
+
+    return {
+        "algorithm": type(tokenizer.model).__name__,
+        "size": tokenizer.get_vocab_size(),
+        "eos": [named(token_id) for token_id in eos if token_id is not None],
+        "bos": named(special["bos"]),
+        "pad": named(special["pad"]),
+        "adds": tokenizer.encode("").tokens,
+        "chat_template": "chat_template.jinja" in texts or in_config,
+    }
+
+
+def _render(facts: Facts) -> Iterable[Any]:
+    """The facts as tables."""
+    model, memory, tokens = facts["model"], facts["memory"], facts["tokenizer"]
+    grid = table("", "", title=f"{facts['kind']} {facts['path']}")
+    grid.show_header = False
+    for name, value in (
+        *facts.get("built_for", {}).items(),
+        ("family", model["family"]),
+        ("layers", f"{model['layers']} ({_windows(model['layers_by_window'])})"),
+        ("shape", "D {width}, F {feed_forward_width}, V {vocabulary}".format_map(model)),
+        ("heads", "{query_heads} query, {key_value_heads} key/value, of {head_size}".format_map(model)),
+        ("parameters", f"{facts['parameters']:,}{', tied embedding' if model['tied_embedding'] else ''}"),
+        ("stored as", ", ".join(f"{dtype} ×{count}" for dtype, count in facts["source_dtypes"].items())),
+        ("longest sequence", f"{model['max_positions']:,}"),
+        ("weights", size(memory["weights_bytes"])),
+        *((f"cache, {int(length):,} tokens", size(count)) for length, count in memory["cache_bytes"].items()),
+        ("tokenizer", f"{tokens['algorithm']}, {tokens['size']:,} tokens"),
+        ("text ends at", ", ".join(map(_token, tokens["eos"])) or "nothing: only limits and stop strings end a text"),
+        ("adds by itself", " ".join(tokens["adds"]) or "nothing"),
+        ("chat template", "yes" if tokens["chat_template"] else "no"),
+    ):
+        grid.add_row(name.replace("_", " "), str(value))
+    yield grid
+    if "verification" in facts:
+        yield parity_table(facts["verification"])
+
+
+def _windows(layers_by_window: Mapping[str, int]) -> str:
+    return ", ".join(
+        f"{count} see everything" if window == "all" else f"{count} see the last {window}"
+        for window, count in layers_by_window.items()
+    )
+
+
+def _token(entry: Mapping[str, Any]) -> str:
+    return f"{entry['token']} ({entry['id']})"

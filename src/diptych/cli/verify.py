@@ -16,7 +16,7 @@ def verify(
     source: Annotated[
         str | None, typer.Option("--source", help="Check against this checkpoint, not the artifact's own weights.")
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Decode steps to compare.")] = 32,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Decode steps to compare; default: 32.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check an artifact again: files against their hashes, ONNX Runtime against JAX. Exit code 1 on a miss."""
