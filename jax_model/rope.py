@@ -19,7 +19,8 @@ def inverse_frequencies(rope: Rope) -> NDArray[np.float32]:
 def tables(inv_freq: NDArray[np.float32], positions: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Cosine and sine, float32 [positions, width/2] each.
 
-    The angle is rounded to float32 before the cosine is taken, as the model's own code does it in training.
+    The angle is rounded to float32, as the model's own code does it in training; its cosine is taken in float64, whose
+    last bits, which differ from one processor to another, do not survive the rounding.
     """
-    angle = np.arange(positions, dtype=np.float32)[:, None] * inv_freq[None, :]
-    return np.cos(angle), np.sin(angle)
+    angle = (np.arange(positions, dtype=np.float32)[:, None] * inv_freq[None, :]).astype(np.float64)
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)

@@ -9,6 +9,10 @@ import pytest
 import fetch_models
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--golden", action="store_true", help="rewrite the files of expected graphs instead of comparing")
+
+
 def _fetched(name: str) -> Path:
     path = fetch_models.MODELS / fetch_models.KNOWN[name].file
     return path if path.exists() else fetch_models.fetch(name)

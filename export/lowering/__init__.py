@@ -125,6 +125,7 @@ class _Interpreter:
 
     def __init__(self, builder: GraphBuilder, target: Target, max_context: int) -> None:
         self.builder, self.target, self.max_context = builder, target, max_context
+        self.source = ""  # the line of model code at hand; JAX's own helpers have none and keep their caller's
 
     def run(self, traced: Traced, arguments: Sequence[Operand]) -> list[Operand]:
         env: dict[Any, Operand] = {**traced.constants, **dict(zip(traced.inputs, arguments, strict=True))}
@@ -140,8 +141,9 @@ class _Interpreter:
         return [read(variable) for variable in traced.outputs]
 
     def _equation(self, equation: Equation, operands: list[Operand]) -> Sequence[Operand]:
-        outer, inner = self.builder.scope, equation.scope
-        self.builder.scope = "/".join(filter(None, (outer, inner)))
+        outer = self.builder.scope, self.source
+        self.builder.scope = "/".join(filter(None, (self.builder.scope, equation.scope)))
+        self.source = equation.source or self.source
         try:
             return (
                 self._composite(equation, operands)
@@ -149,7 +151,7 @@ class _Interpreter:
                 or self._lowered(equation, operands)
             )
         finally:
-            self.builder.scope = outer
+            self.builder.scope, self.source = outer
 
     def _composite(self, equation: Equation, operands: list[Operand]) -> Sequence[Operand] | None:
         for dialect in self.target.dialects:
@@ -169,12 +171,12 @@ class _Interpreter:
             return self.run(body, operands)
         entry = PRIMITIVES.get(equation.primitive)
         if entry is None:
-            raise NotImplementedError(_no_rule(equation))
+            raise NotImplementedError(f"{self.source}: {_no_rule(equation)}")
         operands = operands if entry.lazy else self._full(equation, operands)
         try:
             return _several(entry.rule(self._context(equation), *operands, **equation.params))
         except NotImplementedError as error:
-            raise NotImplementedError(f"{equation.source}: no ONNX form for {error}") from None
+            raise NotImplementedError(f"{self.source}: no ONNX form for {error}") from None
 
     def _context(self, equation: Equation) -> Context:
         return Context(self.builder, equation.in_avals, equation.out_avals, self.max_context)
@@ -191,8 +193,8 @@ def _several(outputs: Any) -> Sequence[Operand]:
 
 
 def _no_rule(equation: Equation) -> str:
-    shapes = ", ".join(f"{aval.dtype}{list(map(str, aval.shape))}" for aval in equation.in_avals)
+    shapes = ", ".join(f"{aval.dtype}[{', '.join(map(str, aval.shape))}]" for aval in equation.in_avals)
     return (
-        f"{equation.source}: no ONNX lowering for JAX primitive {equation.primitive!r} of ({shapes}). "
+        f"no ONNX lowering for JAX primitive {equation.primitive!r} of ({shapes}). "
         "Write the model with primitives that have a rule (export/lowering/primitives.py), or add one there."
     )

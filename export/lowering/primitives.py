@@ -81,6 +81,12 @@ def _rsqrt(ctx: Context, x: Operand, **_: Any) -> Operand:
     return ctx.op("Reciprocal", ctx.op("Sqrt", x, like=aval), like=aval)
 
 
+@primitive("erfc", lazy=True)
+def _erfc(ctx: Context, x: Operand) -> Operand:
+    aval = broadcast(ctx, x)
+    return ctx.op("Sub", np.array(1, aval.dtype), ctx.op("Erf", x, like=aval), like=aval)
+
+
 @primitive("integer_pow", lazy=True)
 def _integer_pow(ctx: Context, x: Operand, *, y: int) -> Operand:
     return ctx.op("Pow", x, np.array(y, ctx.in_avals[0].dtype), like=broadcast(ctx, x))

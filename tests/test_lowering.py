@@ -1,0 +1,292 @@
+"""The lowering: every target computes what JAX computes, in the operators that it promises."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from jax import lax
+
+from diptych.export.lowering import TARGETS, Lowered, convert, lower
+from diptych.export.tracing import named_leaves
+from diptych.jax_model.decoder import Cache, decode, prefill
+from random_models import CONFIGS, LLAMA, random_params
+
+S = 72
+TOLERANCE = 1e-4  # float32; the gate at export allows 1e-3 on models a thousand times as large
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def session(lowered: Lowered, params: Any, **options: Any) -> ort.InferenceSession:
+    values = {**dict(named_leaves(params)), **lowered.constants}
+    for name, value in lowered.model.graph.initializers.items():
+        if value.const_value is None:
+            value.const_value = ir.Tensor(np.asarray(values[name]), name=name)
+    settings = ort.SessionOptions()
+    for option, value in options.items():
+        setattr(settings, option, value)
+    return ort.InferenceSession(
+        ir.serde.serialize_model(lowered.model).SerializeToString(), settings, providers=["CPUExecutionProvider"]
+    )
+
+
+@functools.cache
+def programs(name: str, target: str) -> tuple[Any, ort.InferenceSession, ort.InferenceSession]:
+    config = CONFIGS[name]
+    params = random_params(config)
+    both = (session(lower(program, config, target, S), params) for program in ("prefill", "decode"))  # type: ignore[arg-type]
+    return params, *both
+
+
+def feed(config: Any, cache: Cache, **inputs: Any) -> dict[str, np.ndarray]:
+    pasts = {
+        f"past_key_values.{i}.{part}": np.asarray(buffers[i])
+        for part, buffers in (("key", cache.k), ("value", cache.v))
+        for i in range(config.L)
+    }
+    return {**inputs, **pasts, "past_length": np.asarray(cache.length)}
+
+
+def compare(outputs: list[np.ndarray], logits: Any, cache: Cache) -> None:
+    """Logits, lengths, and the part of the cache that holds tokens."""
+    np.testing.assert_allclose(outputs[0], logits, atol=TOLERANCE)
+    np.testing.assert_array_equal(outputs[1], cache.length)
+    for i in range(len(cache.k)):
+        for got, want in zip(outputs[2 + 2 * i :], (cache.k[i], cache.v[i]), strict=False):
+            for row, length in enumerate(cache.length.tolist()):
+                np.testing.assert_allclose(got[row, :, :length], want[row, :, :length], atol=TOLERANCE)
+
+
+# Rows, new tokens, tokens already held in each row, and why.
+STEPS = [
+    (1, 1, (0,), "one token, nothing held"),
+    (1, 2, (0,), "small"),
+    (1, 3, (5,), "a chunk behind others"),
+    (1, 64, (3,), "a power of two, past both windows"),
+    (1, 63, (9,), "fills the cache to the last slot"),
+    (1, 65, (0,), "past a power of two"),
+    (2, 9, (0, 0), "right-padded rows"),
+    (5, 7, (0, 0, 0, 0, 0), "many rows"),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("B", "T", "held", "why"), STEPS)
+def test_prefill(name: str, target: str, B: int, T: int, held: tuple[int, ...], why: str) -> None:
+    config = CONFIGS[name]
+    params, run, _ = programs(name, target)
+    random = np.random.default_rng(T)
+    cache = filled(config, held)
+    tokens = random.integers(0, config.V, (B, T)).astype(np.int32)
+    num_tokens = np.maximum(1, T - np.arange(B)).astype(np.int32)
+    positions = np.stack([num_tokens - 1, num_tokens // 2], axis=1).astype(np.int32)
+    inputs = {"input_ids": tokens, "num_tokens": num_tokens, "logit_positions": positions}
+    got = run.run(None, feed(config, cache, **inputs))
+    compare(got, *prefill(config, params, cache, *map(jnp.asarray, (tokens, num_tokens, positions))))
+
+
+@pytest.mark.parametrize("target", ["onnx", "primitive"])
+def test_ragged_chunks_behind_ragged_rows(target: str) -> None:
+    """GroupQueryAttention refuses these (batches of several tokens behind a past); the other targets take them."""
+    config = CONFIGS["gemma3"]
+    params, run, _ = programs("gemma3", target)
+    cache = filled(config, (11, 2))
+    tokens = np.arange(10, dtype=np.int32).reshape(2, 5)
+    num_tokens, positions = np.array([5, 3], np.int32), np.array([[4], [2]], np.int32)
+    inputs = {"input_ids": tokens, "num_tokens": num_tokens, "logit_positions": positions}
+    got = run.run(None, feed(config, cache, **inputs))
+    compare(got, *prefill(config, params, cache, *map(jnp.asarray, (tokens, num_tokens, positions))))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("held", [(1,), (S - 1,), (7, 8), (0, 40, S - 1, 1, 12)])
+def test_decode(name: str, target: str, held: tuple[int, ...]) -> None:
+    config = CONFIGS[name]
+    params, _, run = programs(name, target)
+    cache = filled(config, held)
+    tokens = np.arange(len(held), dtype=np.int32)
+    got = run.run(None, feed(config, cache, input_ids=tokens[:, None]))
+    compare(got, *decode(config, params, cache, jnp.asarray(tokens)))
+
+
+def filled(config: Any, held: tuple[int, ...]) -> Cache:
+    """A cache whose rows hold some tokens' worth of random keys and values."""
+    random = np.random.default_rng(len(held))
+
+    def buffers() -> tuple[jax.Array, ...]:
+        shape = (len(held), config.K, S, config.H)
+        return tuple(jnp.asarray(random.standard_normal(shape), jnp.float32) for _ in config.layers)
+
+    return Cache(buffers(), buffers(), jnp.array(held, jnp.int32))
+
+
+LEVELS = ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_optimisation_level_agrees(target: str) -> None:
+    config = CONFIGS["gemma3"]
+    params = random_params(config)
+    lowered = lower("prefill", config, target, S)
+    cache = filled(config, (12,))
+    tokens = np.arange(9, dtype=np.int32)[None]
+    inputs = {
+        "input_ids": tokens,
+        "num_tokens": np.array([9], np.int32),
+        "logit_positions": np.arange(9, dtype=np.int32)[None],
+    }
+    results = [
+        session(lowered, params, graph_optimization_level=getattr(ort.GraphOptimizationLevel, level)).run(
+            ["logits"], feed(config, cache, **inputs)
+        )[0]
+        for level in LEVELS
+    ]
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], atol=TOLERANCE)
+
+
+def test_the_fused_decode_graph_is_lean() -> None:
+    """At most 12 nodes a llama layer; no shape arithmetic and no copies inside the layers of either family."""
+    for name in ("llama", "gemma3"):
+        nodes = layer_nodes(lower("decode", CONFIGS[name], "ort", S), "layers.1/")
+        kinds = {node.op_type for node in nodes}
+        assert not kinds & {"Expand", "Shape", "Concat", "Transpose", "Cast"}, kinds
+        if name == "llama":
+            assert len(nodes) <= 12
+
+
+def test_standard_targets_use_the_default_domain_only() -> None:
+    for target in ("onnx", "primitive"):
+        for program in ("prefill", "decode"):
+            model = lower(program, LLAMA, target, S).model  # type: ignore[arg-type]
+            assert {node.domain for node in model.graph} == {""}
+            assert dict(model.opset_imports) == {"": TARGETS[target].opset}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_one_block_as_printed(name: str, target: str, request: pytest.FixtureRequest) -> None:
+    """The second layer of the decode graph. Rewrite the files with ``pytest --golden`` and read the diff."""
+    text = "\n".join(map(printed, layer_nodes(lower("decode", CONFIGS[name], target, S), "layers.1/"))) + "\n"
+    path = GOLDEN / f"{name}.{target}.txt"
+    if request.config.getoption("--golden"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def layer_nodes(lowered: Lowered, prefix: str) -> list[ir.Node]:
+    return [node for node in lowered.model.graph if (node.name or "").startswith(prefix)]
+
+
+def printed(node: ir.Node) -> str:
+    outputs = ", ".join(f"{out.name}: {out.dtype}{out.shape}" for out in node.outputs if out.name)
+    attributes = ", ".join(f"{name}={attr.value}" for name, attr in sorted(node.attributes.items()))
+    inputs = ", ".join(value.name if value is not None and value.name else "-" for value in node.inputs)
+    inputs = re.sub(r"(constants\.[\w.]+)\.\w+", r"\1", inputs)  # without the digest of the content
+    return f"{outputs} = {node.domain + '.' if node.domain else ''}{node.op_type}({inputs}) {{{attributes}}}"
+
+
+def test_names_and_shared_constants_agree_between_the_programs() -> None:
+    both = [lower(program, LLAMA, "ort", S) for program in ("prefill", "decode")]  # type: ignore[arg-type]
+    weights = [{n for n, v in one.model.graph.initializers.items() if v.const_value is None} for one in both]
+    assert weights[0] == weights[1] == {name for name, _ in named_leaves(random_params(LLAMA))} | set(both[0].constants)
+    assert all(np.array_equal(both[1].constants[name], value) for name, value in both[0].constants.items())
+    assert len(both[0].constants) == 2, "one pair of rope tables for all layers"
+
+
+def test_lowering_twice_gives_the_same_bytes() -> None:
+    once, twice = (
+        ir.serde.serialize_model(lower("prefill", CONFIGS["gemma3"], "onnx", S).model).SerializeToString(
+            deterministic=True
+        )
+        for _ in range(2)
+    )
+    assert once == twice
+
+
+def test_an_unknown_target_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown target 'tflite'; known targets: ort, onnx, primitive"):
+        lower("prefill", LLAMA, "tflite", S)
+
+
+# Functions beside the model: name, function, and example inputs. Each runs on every target, against JAX.
+F32 = np.random.default_rng(3).standard_normal((2, 3, 4)).astype(np.float32)
+INT = np.array([[4, -7, 2], [0, 9, -3]], np.int32)
+FUNCTIONS: list[tuple[str, Callable[..., Any], tuple[np.ndarray, ...]]] = [
+    ("abs", jnp.abs, (F32,)),
+    ("and", lambda x: (x > 1) & (x < 5), (INT,)),
+    ("argmax", lambda x: jnp.argmax(x, -1), (F32,)),
+    ("bitwise", lambda x: (x & 6) | 1, (INT,)),
+    ("broadcast", lambda x: x + jnp.ones((5, 2, 3, 4)) * x[0, 0, 0], (F32,)),
+    ("cast", lambda x: x.astype(jnp.int32), (F32,)),
+    ("concatenate", lambda x: jnp.concatenate([x, x * 2], 1), (F32,)),
+    ("cumsum", lambda x: jnp.cumsum(x, 1), (F32,)),
+    ("einsum, transposed", lambda x: jnp.einsum("bij,bkj->bki", x, x), (F32,)),
+    ("einsum, two contractions", lambda x: jnp.einsum("bij,bij->b", x, x), (F32,)),
+    ("exp log", lambda x: jnp.log(jnp.exp(x)), (F32,)),
+    ("gelu", lambda x: jax.nn.gelu(x, approximate=False), (F32,)),
+    ("integer power", lambda x: x**3, (F32,)),
+    ("iota", lambda x: x + lax.broadcasted_iota(jnp.float32, x.shape, 1), (F32,)),
+    ("max min", lambda x: jnp.maximum(x, 0) + jnp.minimum(x, 0.5), (F32,)),
+    ("not equal", lambda x: x != 2, (INT,)),
+    ("reductions", lambda x: (jnp.max(x, 1), jnp.min(x, 2), jnp.sum(x, (0, 1)), jnp.prod(x, 0)), (F32,)),
+    ("remainder", lambda x: lax.rem(x, jnp.int32(4)), (INT,)),
+    ("reshape", lambda x: x.reshape(4, 6), (F32,)),
+    ("same value twice", lambda x: (x + 1, x + 1), (F32,)),
+    ("input as output", lambda x: x, (F32,)),
+    ("slice", lambda x: x[:, 1:3, ::2], (F32,)),
+    ("split", lambda x: jnp.split(x, [1, 3], 2), (F32,)),
+    ("square, sign, floor, ceil", lambda x: lax.square(x) + jnp.sign(x) + jnp.floor(x) + jnp.ceil(x), (F32,)),
+    ("stack", lambda x: jnp.stack([x, -x], 1), (F32,)),
+    ("take", lambda x, i: jnp.take(x, i, axis=1, mode="clip"), (F32, np.array([[2, 0], [1, 1]], np.int32))),
+    ("take by row", jax.vmap(lambda x, i: jnp.take(x, i, axis=0, mode="clip")), (F32, np.array([[2], [0]], np.int32))),
+    ("top k", lambda x: lax.top_k(x, 2), (F32,)),
+    ("transpose", lambda x: x.transpose(2, 0, 1), (F32,)),
+    ("trigonometry", lambda x: jnp.sin(x) * jnp.cos(x) + jnp.tanh(x), (F32,)),
+    (
+        "write",
+        lambda x, i: x.at[i, i].set(7.0, mode="promise_in_bounds", unique_indices=True),
+        (F32, np.array([1, 0], np.int32)),
+    ),
+    ("where", lambda x: jnp.where(x > 0, x, -2.0), (F32,)),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("name", "function", "inputs"), FUNCTIONS, ids=[case[0] for case in FUNCTIONS])
+def test_functions(name: str, function: Callable[..., Any], inputs: tuple[np.ndarray, ...], target: str) -> None:
+    want = jax.tree.leaves(jax.jit(function)(*inputs))
+    run = session(converted(function, inputs, len(want), target), {})
+    got = run.run(None, {f"x{i}": x for i, x in enumerate(inputs)})
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def converted(
+    function: Callable[..., Any], inputs: tuple[np.ndarray, ...], outputs: int, target: str = "onnx"
+) -> Lowered:
+    names = [f"x{i}" for i in range(len(inputs))], [f"y{i}" for i in range(outputs)]
+    return convert("f", lambda _, *args: function(*args), [{}, *inputs], *names, TARGETS[target], S)
+
+
+def test_a_primitive_without_a_rule_is_named_with_its_line() -> None:
+    with pytest.raises(
+        NotImplementedError, match=r"test_lowering\.py:\d+.* 'fft' of \(float32\[2, 3, 4\]\).*primitives"
+    ):
+        converted(lambda x: jnp.fft.rfft(x).real, (F32,), 1)
+
+
+def test_a_form_without_a_rule_is_named_with_its_line() -> None:
+    with pytest.raises(NotImplementedError, match=r"test_lowering\.py:\d+.*gather"):
+        converted(lambda x, i: x[i, :, i], (F32, np.array([0, 1], np.int32)), 1)
