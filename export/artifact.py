@@ -31,7 +31,7 @@ from diptych.jax_model.config import Config
 __all__ = ["SCHEMA_VERSION", "assemble", "describe_file", "manifest", "write_manifest", "write_text"]
 
 SCHEMA_VERSION = 1
-MANIFEST = "manifest.json"
+MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
 
 
 # ------------------------------------------------------------------------------------------------------------ assembly

@@ -1,0 +1,301 @@
+"""The gate: JAX against ONNX Runtime, on the user's own weights, through the runtime that ships.
+
+Two rows of different lengths are read in two chunks each, then some tokens are decoded.  JAX goes first and its greedy
+tokens are fed to both sides, so that every step compares the same state; its weights are gone before ONNX Runtime loads
+the artifact's.  ``export`` runs this against the checkpoint itself, so what it finds owes nothing to our writer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from diptych.export.artifact import WEIGHTS, describe_file
+from diptych.export.certificate import Certificate, Check, Progress, quiet
+from diptych.export.prompts import LONG, SHORT
+from diptych.jax_model import params as parameters
+from diptych.jax_model.config import Config
+from diptych.jax_model.decoder import Cache, decode, prefill
+from diptych.jax_model.readers import open_checkpoint
+from diptych.runtime.manifest import Manifest
+from diptych.runtime.programs import open_programs
+from diptych.runtime.session import NonFiniteLogits, Session
+
+__all__ = ["TOLERANCES", "verify"]
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far apart two results may be, and why so far and no further."""
+
+    value: float
+    reason: str
+
+
+TOLERANCES = {
+    "files": Tolerance(0.0, "a hash is equal or it is not"),
+    "weights": Tolerance(0.0, "float32 to float32 is a copy"),
+    "logits": Tolerance(
+        1e-3,
+        "both sides compute in float32 and differ in the order of their sums: measured 1e-5 to 1e-4 on logits of size "
+        "10 to 50; a lost norm, a wrong position or a lost key moves them by more than 0.01",
+    ),
+    "greedy": Tolerance(1e-3, "two tokens whose logits are closer than the sums' rounding have no order"),
+}
+LONG_PROMPT, SHORT_PROMPT = 600, 48  # tokens: over the window of 512 that Gemma 3 has; and a question
+POSITIONS = 8  # positions of a row's chunk whose logits are compared
+
+
+def verify(
+    artifact: str | Path,
+    *,
+    source: str | Path | None = None,
+    steps: int | None = None,
+    progress: Progress | None = None,
+) -> Certificate:
+    """Check an artifact: its files against their hashes, then ONNX Runtime against JAX over ``steps`` decode steps.
+
+    JAX's weights are those of ``source``, the checkpoint, and the artifact's must equal them exactly; without a source
+    they are the artifact's own.  ``steps`` is 32, or half of a very short context.  Raises FileNotFoundError where
+    there is no artifact, ValueError where it is malformed, was made from another model than ``source``, or has no room
+    for ``steps``.
+    """
+    folder = Path(artifact)
+    manifest = Manifest.open(folder)
+    files = _check_files(manifest)
+    if not files.passed:  # what broken files compute says nothing
+        return Certificate((files,))
+    config = Config.from_json(manifest.data["config"])
+    plan = Plan.make(_tokenizer(folder), config.V, manifest.max_context, steps)
+    with jax.default_device(jax.devices("cpu")[0]):
+        params, weights = _own_weights(folder) if source is None else _weights_of(source, folder, config)
+        expected = list(_counted(_trajectory(JaxRunner(config, params, plan), plan), "JAX", plan, progress or quiet))
+        del params
+    chosen = [greedy(step.logits_BPV) for step in expected]
+    found = _trajectory(RuntimeRunner(manifest, plan), plan, chosen)
+    checks = compare(expected, _counted(found, "ONNX Runtime", plan, progress or quiet))
+    return Certificate((files, *weights, *checks))
+
+
+# -------------------------------------------------------------------------------------------------------- what is read
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which tokens both sides read: ``chunks[c][row]``, then ``steps`` tokens that JAX chooses."""
+
+    chunks: tuple[tuple[tuple[int, ...], ...], ...]
+    steps: int
+
+    @classmethod
+    def make(cls, tokenizer: Tokenizer | None, V: int, max_context: int, steps: int | None) -> Plan:
+        """Two ragged rows in two ragged chunks. Raises ValueError when ``steps`` leave no room for a prompt."""
+        steps = min(32, max_context // 2) if steps is None else steps
+        room = max_context - steps
+        if steps < 1 or room < 4:
+            raise ValueError(f"{steps} decode steps do not fit into a context of {max_context} tokens with a prompt")
+        long = _tokens(tokenizer, LONG, V, min(LONG_PROMPT, room))
+        short = _tokens(tokenizer, SHORT, V, max(2, min(SHORT_PROMPT, room // 2)))
+        halves = [
+            (row[: split(len(row))], row[split(len(row)) :]) for row, split in zip((long, short), _SPLITS, strict=True)
+        ]
+        return cls(tuple(zip(*halves, strict=True)), steps)
+
+    @property
+    def rows(self) -> int:
+        return len(self.chunks[0])
+
+    @property
+    def T(self) -> int:
+        return max(len(tokens) for chunk in self.chunks for tokens in chunk)
+
+    def positions(self, tokens: Sequence[int]) -> list[int]:
+        """Positions of one row's chunk whose logits are compared: spread evenly, the last one last."""
+        return [int(i) for i in np.linspace(0, len(tokens) - 1, POSITIONS).round()]
+
+
+# Where a row is cut: the rows' chunks differ in length, and so does which of the two is longer.
+_SPLITS: tuple[Callable[[int], int], ...] = (lambda n: n // 2, lambda n: 1 + n // 3)
+
+
+def _tokens(tokenizer: Tokenizer | None, text: str, V: int, count: int) -> tuple[int, ...]:
+    """The first ``count`` tokens of ``text``, read again from its start as often as it takes."""
+    ids = [] if tokenizer is None else [i for i in tokenizer.encode(text).ids if i < V]
+    if not ids:
+        ids = [(7919 * i + 13) % V for i in range(count)]
+    return tuple(ids[i % len(ids)] for i in range(count))
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    path = folder / "tokenizer.json"
+    return Tokenizer.from_str(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+# ------------------------------------------------------------------------------------------------------ the two sides
+
+
+class Runner(Protocol):
+    """One side. ``prefill`` appends a chunk to every row and returns logits [B, P, V], ``decode`` a token, [B, V]."""
+
+    def prefill(self, chunk: Sequence[Sequence[int]]) -> Logits: ...
+
+    def decode(self, tokens: NDArray[np.int32]) -> Logits: ...
+
+
+class JaxRunner:
+    """The jitted JAX functions; both chunks are padded to one shape, so that each function compiles once."""
+
+    def __init__(self, config: Config, params: parameters.Params, plan: Plan) -> None:
+        self._config, self._params, self._plan = config, params, plan
+        self._cache = Cache.zeros(config, plan.rows, 2 * plan.T + plan.steps)
+
+    def prefill(self, chunk: Sequence[Sequence[int]]) -> Logits:
+        tokens_BT = np.zeros((self._plan.rows, self._plan.T), np.int32)
+        for row, tokens in enumerate(chunk):
+            tokens_BT[row, : len(tokens)] = tokens
+        num_tokens = np.array([len(tokens) for tokens in chunk], np.int32)
+        positions = np.array([self._plan.positions(tokens) for tokens in chunk], np.int32)
+        logits, self._cache = prefill(self._config, self._params, self._cache, tokens_BT, num_tokens, positions)
+        return np.asarray(logits)
+
+    def decode(self, tokens: NDArray[np.int32]) -> Logits:
+        logits, self._cache = decode(self._config, self._params, self._cache, tokens)
+        return np.asarray(logits)
+
+
+class RuntimeRunner:
+    """What ships: the artifact in the runtime, its rows prefilled one after the other, its cache growing as it must."""
+
+    def __init__(self, manifest: Manifest, plan: Plan) -> None:
+        self._plan = plan
+        self._session = Session(open_programs(manifest), rows=plan.rows)
+
+    def prefill(self, chunk: Sequence[Sequence[int]]) -> Logits:
+        return np.stack([self._prefill_row(row, tokens) for row, tokens in enumerate(chunk)])
+
+    def _prefill_row(self, row: int, tokens: Sequence[int]) -> Logits:
+        try:
+            return self._session.prefill(row, tokens, logits=self._plan.positions(tokens))
+        except NonFiniteLogits as error:  # a finding, not a fault of ours: no check passes with these
+            return error.logits
+
+    def decode(self, tokens: NDArray[np.int32]) -> Logits:
+        try:
+            return self._session.decode(tokens)
+        except NonFiniteLogits as error:
+            return error.logits
+
+
+# --------------------------------------------------------------------------------------------------------- comparison
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of one side."""
+
+    check: str
+    logits_BPV: Logits
+
+
+WHAT = {
+    "prefill.first": "prefill of an empty cache",
+    "prefill.second": "prefill behind a past",
+    "decode": "decode, every step",
+    "greedy": "logit given up where the greedy tokens differ",
+}
+
+
+def _trajectory(runner: Runner, plan: Plan, chosen: Sequence[NDArray[np.int32]] | None = None) -> Iterator[Step]:
+    """Every call in order. ``chosen`` are the tokens to follow each step with; None takes the greedy ones."""
+    names = ("prefill.first", "prefill.second", *["decode"] * plan.steps)
+    tokens = np.zeros(0, np.int32)
+    for i, name in enumerate(names):
+        logits_BPV = runner.prefill(plan.chunks[i]) if i < len(plan.chunks) else runner.decode(tokens)[:, None]
+        tokens = greedy(logits_BPV) if chosen is None else chosen[i]
+        yield Step(name, logits_BPV)
+
+
+def greedy(logits_BPV: Logits) -> NDArray[np.int32]:
+    """The likeliest token behind each row's last position, [B]."""
+    return np.asarray(logits_BPV[:, -1].argmax(-1), np.int32)
+
+
+def compare(expected: Sequence[Step], found: Iterator[Step]) -> list[Check]:
+    """The checks on logits: one for each kind of call, and one on the order of the likeliest tokens."""
+    errors: dict[str, list[float]] = {name: [] for name in WHAT}
+    counts = dict.fromkeys(WHAT, 0)
+    for one, other in zip(expected, found, strict=True):
+        measured = {one.check: max_abs_error(one.logits_BPV, other.logits_BPV), "greedy": given_up(one, other)}
+        sizes = {one.check: one.logits_BPV.size, "greedy": one.logits_BPV[..., 0].size}
+        for name in measured:
+            errors[name].append(measured[name])
+            counts[name] += sizes[name]
+    return [check(name, WHAT[name], counts[name], errors[name]) for name in WHAT]
+
+
+def max_abs_error(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """The largest difference; NaN where either is not finite, 0 of nothing."""
+    with np.errstate(invalid="ignore"):
+        worst = np.abs(one - other).max(initial=0)
+    return float(worst) if np.isfinite(worst) else math.nan
+
+
+def given_up(expected: Step, found: Step) -> float:
+    """How much logit the other side's greedy tokens cost at worst: 0 where all are the same."""
+    logits, theirs = expected.logits_BPV, found.logits_BPV.argmax(-1)
+    return float((logits.max(-1) - np.take_along_axis(logits, theirs[..., None], -1)[..., 0]).max())
+
+
+def check(name: str, what: str, count: int, errors: Sequence[float]) -> Check:
+    """A check from the errors that were measured. Two digits: more would differ between machines and tell nothing."""
+    worst = math.nan if any(map(math.isnan, errors)) else max(errors, default=0.0)
+    tolerance = TOLERANCES[name if name in TOLERANCES else "logits"].value
+    reported = None if math.isnan(worst) else float(f"{worst:.1e}")
+    return Check(name, what, count, reported, tolerance, worst <= tolerance)
+
+
+def _counted(steps: Iterator[Step], stage: str, plan: Plan, progress: Progress) -> Iterator[Step]:
+    total = len(plan.chunks) + plan.steps
+    for done, step in enumerate(steps, 1):
+        progress(f"verify: {stage}", done, total)
+        yield step
+
+
+# --------------------------------------------------------------------------------------------------- files and weights
+
+
+def _check_files(manifest: Manifest) -> Check:
+    described = {name: asdict(entry) for name, entry in manifest.files.items()}
+    changed = [name for name, entry in described.items() if describe_file(manifest.folder / name) != entry]
+    what = f"{', '.join(changed)} changed since the export" if changed else "files equal their hashes"
+    return Check("files", what, len(described), float(len(changed)), TOLERANCES["files"].value, not changed)
+
+
+def _own_weights(folder: Path) -> tuple[parameters.Params, list[Check]]:
+    return parameters.read_safetensors(folder / WEIGHTS), []
+
+
+def _weights_of(source: str | Path, folder: Path, config: Config) -> tuple[parameters.Params, list[Check]]:
+    """The checkpoint's parameters, and whether the artifact's are the same ones."""
+    checkpoint = open_checkpoint(source)
+    if parameters.configure(checkpoint) != config:
+        raise ValueError(f"{folder} was made from another model than {source}: their configurations differ")
+    leaves: dict[str, jax.Array] = {}
+    count, errors = 0, []
+    with safetensors.safe_open(folder / WEIGHTS, framework="numpy") as stored:
+        for path, value, _ in parameters.stream(checkpoint, config):
+            count += value.size
+            errors.append(max_abs_error(value, stored.get_tensor(path)))
+            leaves[path] = jax.numpy.asarray(value)
+    return parameters.unflatten(leaves), [check("weights", "the checkpoint's values, stored", count, errors)]
