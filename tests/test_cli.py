@@ -14,6 +14,7 @@ import pytest
 
 import diptych
 import tiny
+import tiny_tokenizers
 from diptych.cli import main
 
 MODEL = tiny.llama(heads=(4, 2), head_size=16)
@@ -201,7 +202,7 @@ def test_inspect_agrees_about_artifact_and_checkpoint(call: Call) -> None:
     assert (artifact["kind"], checkpoint["kind"]) == ("artifact", "checkpoint")
     for key in ("model", "parameters", "memory", "tokenizer"):
         assert artifact[key] == checkpoint[key], key
-    D, F, V, N, K, H, L = 64, 128, len(tiny.tiny_tokenizers.BYTE_LEVEL), 4, 2, 16, 2
+    D, F, V, N, K, H, L = 64, 128, len(tiny_tokenizers.BYTE_LEVEL), 4, 2, 16, 2
     assert artifact["parameters"] == 2 * V * D + D + L * (2 * D + D * (N + 2 * K) * H + N * H * D + 3 * D * F)
     assert artifact["memory"]["cache_bytes"] == {"256": 256 * 2 * L * K * H * 4}
     assert {"id": 2, "token": "<|im_end|>"} in artifact["tokenizer"]["eos"]

@@ -30,6 +30,11 @@ def artifact_name(model: str) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", _QUANTISATION.sub("", name)).strip("-.") or "model"
 
 
+def artifact_of(model: str) -> Path:
+    """Where the demo keeps the artifact of a model."""
+    return Path("artifacts") / artifact_name(model)
+
+
 def source_of(model: str) -> str:
     """What ``diptych export`` reads, fetched where ``model`` is one of our names or a Hub id (``org/name``)."""
     if model in fetch_models.KNOWN:
@@ -67,7 +72,7 @@ def main() -> int:
     parser.add_argument("--question", default=QUESTION)
     parser.add_argument("--no-answer", action="store_true", help="only see to it that the artifact is there")
     options = parser.parse_args()
-    artifact = f"artifacts/{artifact_name(options.model)}"
+    artifact = str(artifact_of(options.model))
     try:
         if (ROOT / artifact / "manifest.json").exists():
             code = diptych("inspect", artifact)
