@@ -15,7 +15,20 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-__all__ = ["add_rms_norm", "attention", "cache_write", "cached_attention", "gelu_tanh", "rms_norm", "rotary", "softmax"]
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
+    "attention",
+    "cache_write",
+    "cached_attention",
+    "experts",
+    "gelu",
+    "gelu_tanh",
+    "layer_norm",
+    "rms_norm",
+    "rotary",
+    "softmax",
+]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -45,8 +58,30 @@ def add_rms_norm(x: Array, delta: Array, scale: Array, *, eps: float, scale_firs
 
 
 @_composite
+def layer_norm(x: Array, scale: Array, bias: Array | None, *, eps: float) -> Array:
+    """Norm over the last axis by mean and variance (Ba et al. 2016, arXiv:1607.06450), computed in float32."""
+    y = x.astype(jnp.float32)
+    y = y - jnp.mean(y, axis=-1, keepdims=True)
+    y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps) * scale.astype(jnp.float32)
+    return (y if bias is None else y + bias.astype(jnp.float32)).astype(x.dtype)
+
+
+@_composite
+def add_layer_norm(x: Array, delta: Array, scale: Array, bias: Array | None, *, eps: float) -> tuple[Array, Array]:
+    """``(layer_norm(x + delta), x + delta)``."""
+    total = x + delta
+    return layer_norm(total, scale, bias, eps=eps), total
+
+
+@_composite
+def gelu(x: Array) -> Array:
+    """The Gaussian error linear unit (Hendrycks and Gimpel 2016, arXiv:1606.08415)."""
+    return jax.nn.gelu(x, approximate=False)
+
+
+@_composite
 def gelu_tanh(x: Array) -> Array:
-    """The tanh approximation of GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415, §2)."""
+    """The tanh approximation of GELU (the same paper, §2)."""
     return jax.nn.gelu(x, approximate=True)
 
 
@@ -57,16 +92,31 @@ def softmax(x: Array) -> Array:
 
 
 @_composite
-def rotary(x_BTE: Array, positions_BT: Array, inv_freq_R: Array, *, heads: int) -> Array:
-    """Turn the first ``2 R`` elements of each head by the angle of its position; pairs are (i, i + R)."""
+def rotary(
+    x_BTE: Array, positions_BT: Array, inv_freq_R: Array, *, heads: int, interleaved: bool, magnitude: float
+) -> Array:
+    """Turn the first ``2 R`` elements of each head by the angle of its position.
+
+    Pairs are (i, i + R), or (2 i, 2 i + 1) where ``interleaved``; ``magnitude`` multiplies what turns.
+    """
     B, T, E = x_BTE.shape
-    R = inv_freq_R.shape[0]
-    x_BTNH = x_BTE.reshape(B, T, heads, E // heads)
+    H, R = E // heads, inv_freq_R.shape[0]
+    x_BTNH = x_BTE.reshape(B, T, heads, H).astype(jnp.float32)
+    turning, rest = jnp.split(x_BTNH, [2 * R], axis=-1) if 2 * R < H else (x_BTNH, None)
     angle_BT1R = (positions_BT.astype(jnp.float32)[:, :, None] * inv_freq_R[None, None, :])[:, :, None, :]
-    cos, sin = jnp.cos(angle_BT1R), jnp.sin(angle_BT1R)
-    first, second, *rest = jnp.split(x_BTNH.astype(jnp.float32), [R, 2 * R] if 2 * R < E // heads else [R], axis=-1)
-    turned = [first * cos - second * sin, second * cos + first * sin, *rest]
-    return jnp.concatenate(turned, axis=-1).astype(x_BTE.dtype).reshape(B, T, E)
+    cos, sin = jnp.cos(angle_BT1R) * magnitude, jnp.sin(angle_BT1R) * magnitude
+    if interleaved:
+        pairs = turning.reshape(B, T, heads, R, 2)
+        first, second = (jnp.squeeze(part, -1) for part in jnp.split(pairs, 2, axis=-1))
+    else:
+        first, second = jnp.split(turning, 2, axis=-1)
+    turned = first * cos - second * sin, second * cos + first * sin
+    if interleaved:
+        turning = jnp.stack(turned, axis=-1).reshape(B, T, heads, 2 * R)
+    else:
+        turning = jnp.concatenate(turned, axis=-1)
+    x_BTNH = turning if rest is None else jnp.concatenate([turning, rest], axis=-1)
+    return x_BTNH.astype(x_BTE.dtype).reshape(B, T, E)
 
 
 @_composite
@@ -93,7 +143,15 @@ def cache_write(cache_BKSH: Array, new_BTE: Array, length_B: Array) -> Array:
 
 @_composite
 def attention(
-    q_BTE: Array, k_BKSH: Array, v_BKSH: Array, length_B: Array, *, heads: int, scale: float, window: int | None = None
+    q_BTE: Array,
+    k_BKSH: Array,
+    v_BKSH: Array,
+    length_B: Array,
+    *,
+    heads: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
 ) -> Array:
     """Causal grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245) of T queries over the cache: [B, T, E].
 
@@ -104,6 +162,8 @@ def attention(
     _, K, S, H = k_BKSH.shape
     q_BKGTH = q_BTE.reshape(B, T, K, heads // K, H).transpose(0, 2, 3, 1, 4)
     scores_BKGTS = jnp.einsum("bkgth,bksh->bkgts", q_BKGTH, k_BKSH).astype(jnp.float32) * scale
+    if softcap is not None:
+        scores_BKGTS = softcap * jnp.tanh(scores_BKGTS / softcap)
     position_BT1 = (length_B[:, None] + lax.iota(jnp.int32, T)[None, :])[:, :, None]
     slot_S = lax.iota(jnp.int32, S)[None, None, :]
     seen_BTS = slot_S <= position_BT1
@@ -120,21 +180,46 @@ def cached_attention(
     cache_k_BKSH: Array,
     cache_v_BKSH: Array,
     length_B: Array,
-    inv_freq_R: Array,
+    inv_freq_R: Array | None,
     *,
     heads: int,
     scale: float,
-    window: int | None = None,
+    window: int | None,
+    softcap: float | None,
+    interleaved: bool,
+    magnitude: float,
 ) -> tuple[Array, Array, Array]:
     """Rotate q and k, append k and v to the cache, attend over it -> (out [B, T, N H], cache_k, cache_v).
 
-    ``qkv`` is one packed array ``[B, T, (N + 2 K) H]`` or its three parts along the last axis.
+    ``qkv`` is one packed array ``[B, T, (N + 2 K) H]`` or its three parts along the last axis.  Without ``inv_freq``
+    nothing is rotated.
     """
     _, K, _, H = cache_k_BKSH.shape
     q, k, v = qkv if len(qkv) == 3 else jnp.split(qkv[0], [heads * H, (heads + K) * H], axis=-1)
-    positions_BT = length_B[:, None] + lax.iota(jnp.int32, q.shape[1])[None, :]
-    q = rotary(q, positions_BT, inv_freq_R, heads=heads)
-    k = rotary(k, positions_BT, inv_freq_R, heads=K)
+    if inv_freq_R is not None:
+        positions_BT = length_B[:, None] + lax.iota(jnp.int32, q.shape[1])[None, :]
+        q = rotary(q, positions_BT, inv_freq_R, heads=heads, interleaved=interleaved, magnitude=magnitude)
+        k = rotary(k, positions_BT, inv_freq_R, heads=K, interleaved=interleaved, magnitude=magnitude)
     cache_k = cache_write(cache_k_BKSH, k, length_B)
     cache_v = cache_write(cache_v_BKSH, v, length_B)
-    return attention(q, cache_k, cache_v, length_B, heads=heads, scale=scale, window=window), cache_k, cache_v
+    out = attention(q, cache_k, cache_v, length_B, heads=heads, scale=scale, window=window, softcap=softcap)
+    return out, cache_k, cache_v
+
+
+@_composite
+def experts(
+    x_BTD: Array, router_BTE: Array, gate_EDF: Array, up_EDF: Array, down_EFD: Array, *, top_k: int, normalised: bool
+) -> Array:
+    """A mixture of gated SiLU experts, weighted by the router's ``top_k`` largest probabilities (arXiv:2101.03961).
+
+    ``router`` holds logits over all experts.  Every expert is computed for every token and those not chosen are
+    weighted by zero: right on any target, wasteful where no fused operator takes over.
+    """
+    probabilities = softmax(router_BTE.astype(jnp.float32))
+    least = lax.top_k(probabilities, top_k)[0][..., -1:]
+    weights_BTE = jnp.where(probabilities >= least, probabilities, 0.0)
+    if normalised:
+        weights_BTE = weights_BTE / jnp.sum(weights_BTE, axis=-1, keepdims=True)
+    hidden_BTEF = jax.nn.silu(jnp.einsum("btd,edf->btef", x_BTD, gate_EDF)) * jnp.einsum("btd,edf->btef", x_BTD, up_EDF)
+    hidden_BTEF = hidden_BTEF * weights_BTE[..., None].astype(x_BTD.dtype)
+    return jnp.einsum("btef,efd->btd", hidden_BTEF, down_EFD)

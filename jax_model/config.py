@@ -20,36 +20,45 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Activation = Literal["silu", "gelu_tanh"]
+from diptych.jax_model.rope import Rope
+
+Activation = Literal["gelu", "gelu_tanh", "relu_squared", "silu"]
+Norm = Literal["rms", "layer"]
+Placement = Literal["before", "around", "after", "parallel"]
+QkNorm = Literal["head", "width", "head_after_rope"]
 
 
 @dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864), half-split layout: element i turns with i +
-    width/2.
+class Experts:
+    """A feed-forward layer of E experts, of which a router chooses ``top_k`` for each token (arXiv:2101.03961).
 
-    Position p turns pair i by the angle ``p * base ** (-2 i / width) / factor``; ``factor`` is the linear scaling of
-    positions (Chen et al. 2023, arXiv:2306.15595) and is 1 where a model has none.
+    The router's scores are a softmax over all experts; the chosen ones are weighted by their scores, which are first
+    divided by their sum where ``normalised`` is set.  ``shared_F`` is the width of one more expert that every token
+    passes through (0: none), weighted by a sigmoid gate of its own where ``shared_gate`` is set.
     """
 
-    base: float
-    width: int
-    factor: float = 1.0
+    E: int
+    top_k: int
+    F: int
+    normalised: bool
+    shared_F: int = 0
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True)
 class Layer:
     """What may differ from one layer to the next."""
 
-    rope: Rope
+    rope: Rope | None  # None: no rotary embedding
     window: int | None = None  # position i sees j where 0 <= i - j < window; None: everything before it
+    experts: Experts | None = None  # None: one feed-forward layer of width F
 
 
 @dataclass(frozen=True)
 class Config:
     """Everything that decides the computation, apart from the weights."""
 
-    family: str  # for people and manifests; no code branches on it
+    family: str  # for people and manifests, and to find the table of parameters; no computation depends on it
     V: int
     D: int
     F: int
@@ -57,15 +66,29 @@ class Config:
     K: int
     H: int
     layers: tuple[Layer, ...]
-    max_positions: int  # the longest sequence the model was made for
+    max_positions: int  # the longest sequence
     norm_eps: float
     tied: bool  # the output head is the embedding
     attn_scale: float  # multiplies q·k
     activation: Activation = "silu"
-    qk_norm: bool = False  # RMS norm of each query and key head, before rope
-    post_norms: bool = False  # what attention and MLP return is normalised before it joins the residual
-    embed_scale: float = 1.0  # multiplies the embedded tokens; rounded to the parameters' dtype first
+    gated: bool = True  # the activated gate multiplies a second projection
+    norm: Norm = "rms"
+    # Where norms stand: "before" attention and MLP; "around", before and after; "after", before what they return joins
+    # the residual; "parallel": attention and MLP both read the layer's input, and their sum joins the residual.
+    norm_placement: Placement = "before"
     norm_scale_first: bool = False  # Gemma scales before it rounds to the parameters' dtype; Llama rounds, then scales
+    qk_norm: QkNorm | None = None  # RMS norm of each query and key head, or of all of them, before or after rope
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    learned_positions: bool = False  # a vector per position is added to the embedded tokens
+    qkv_clip: float | None = None  # queries, keys and values are clipped to ±this
+    attn_softcap: float | None = None  # scores become cap · tanh(score / cap)
+    logit_softcap: float | None = None
+    embed_scale: float = 1.0  # multiplies the embedded tokens; rounded to the parameters' dtype first
+    residual_scale: float = 1.0  # multiplies what attention and MLP add to the residual
+    logit_scale: float = 1.0
 
     @property
     def L(self) -> int:
@@ -76,10 +99,19 @@ class Config:
         return {letter.lower(): getattr(self, letter) for letter in "VDFNKH"}
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        layers = [
+            {**asdict(layer), "rope": None if layer.rope is None else layer.rope.to_json()} for layer in self.layers
+        ]
+        return {**asdict(self), "layers": layers}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Config:
         """Inverse of :meth:`to_json`. Raises TypeError on unknown or missing fields."""
-        layers = tuple(Layer(**{**layer, "rope": Rope(**layer["rope"])}) for layer in data["layers"])
-        return cls(**{**data, "layers": layers})
+        return cls(**{**data, "layers": tuple(map(_layer, data["layers"]))})
+
+
+def _layer(data: dict[str, Any]) -> Layer:
+    rope, experts = data["rope"], data["experts"]
+    return Layer(
+        None if rope is None else Rope.from_json(rope), data["window"], None if experts is None else Experts(**experts)
+    )

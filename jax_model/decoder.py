@@ -10,19 +10,34 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
-from jax import Array
+from jax import Array, lax
 
-from diptych.jax_model.composites import add_rms_norm, cached_attention, gelu_tanh, rms_norm
-from diptych.jax_model.config import Config, Layer
-from diptych.jax_model.rope import inverse_frequencies
+from diptych.jax_model.composites import (
+    add_layer_norm,
+    add_rms_norm,
+    cached_attention,
+    experts,
+    gelu,
+    gelu_tanh,
+    layer_norm,
+    rms_norm,
+    rotary,
+)
+from diptych.jax_model.config import Config, Experts, Layer
+from diptych.jax_model.rope import Rope, frequencies
 
 __all__ = ["Cache", "decode", "forward_decode", "forward_prefill", "prefill"]
 
 Params: TypeAlias = dict[str, Any]
 
-_ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": gelu_tanh}
+
+def _relu_squared(x: Array) -> Array:
+    """Squared ReLU (So et al. 2021, arXiv:2109.08668)."""
+    return jnp.square(jax.nn.relu(x))
+
+
+_ACTIVATIONS = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu_squared": _relu_squared, "silu": jax.nn.silu}
 
 
 @struct.dataclass
@@ -82,9 +97,7 @@ def _layers(
 ) -> tuple[Array, Array, tuple[Array, ...], tuple[Array, ...]]:
     """The residual stream behind the last layer, with that layer's output still to be added, and the new cache."""
     with jax.named_scope("embed"):
-        x_BTD = jnp.take(params["embed"], tokens_BT, axis=0, mode="clip")
-        if config.embed_scale != 1.0:
-            x_BTD = x_BTD * jnp.asarray(config.embed_scale, x_BTD.dtype)
+        x_BTD = _embed(config, params, tokens_BT, cache.length)
     delta_BTD = None
     cache_k, cache_v = list(cache.k), list(cache.v)
     for i, (layer, weights) in enumerate(zip(config.layers, params["layers"], strict=True)):
@@ -94,6 +107,16 @@ def _layers(
             )
     assert delta_BTD is not None, "a model has at least one layer"
     return x_BTD, delta_BTD, tuple(cache_k), tuple(cache_v)
+
+
+def _embed(config: Config, params: Params, tokens_BT: Array, length_B: Array) -> Array:
+    x_BTD = jnp.take(params["embed"], tokens_BT, axis=0, mode="clip")
+    if config.embed_scale != 1.0:
+        x_BTD = x_BTD * jnp.asarray(config.embed_scale, x_BTD.dtype)
+    if config.learned_positions:
+        positions_BT = length_B[:, None] + lax.iota(jnp.int32, tokens_BT.shape[1])[None, :]
+        x_BTD = x_BTD + jnp.take(params["positions"], positions_BT, axis=0, mode="clip")
+    return x_BTD
 
 
 def _block(
@@ -108,65 +131,160 @@ def _block(
 ) -> tuple[Array, Array, Array, Array]:
     """One layer. ``delta`` is what the layer before returned; adding it here lets the addition merge with the norm."""
     with jax.named_scope("attn"):
-        h_BTD, x_BTD = _norm_of_sum(config, x_BTD, delta_BTD, weights["attn_norm"])
-        out_BTE, cache_k, cache_v = cached_attention(
-            _qkv(config, weights["attn"], h_BTD),
-            cache_k,
-            cache_v,
-            length_B,
-            jnp.asarray(inverse_frequencies(layer.rope)),
-            heads=config.N,
-            scale=config.attn_scale,
-            window=layer.window,
-        )
-        delta_BTD = out_BTE @ weights["attn"]["out"]
-        if config.post_norms:
-            delta_BTD = _norm(config, delta_BTD, weights["attn_post_norm"])
+        h_BTD, x_BTD = _enter(config, weights, "attn_norm", x_BTD, delta_BTD)
+        attended_BTD, cache_k, cache_v = _attention(config, layer, weights["attn"], h_BTD, cache_k, cache_v, length_B)
+        delta_BTD = _leave(config, weights, "attn_post_norm", attended_BTD)
     with jax.named_scope("mlp"):
-        h_BTD, x_BTD = _norm_of_sum(config, x_BTD, delta_BTD, weights["mlp_norm"])
-        delta_BTD = _mlp(config, weights["mlp"], h_BTD)
-        if config.post_norms:
-            delta_BTD = _norm(config, delta_BTD, weights["mlp_post_norm"])
+        if config.norm_placement == "parallel":
+            if "mlp_norm" in weights:
+                h_BTD = _norm(config, weights, "mlp_norm", x_BTD)
+            delta_BTD = delta_BTD + _leave(config, weights, "", _mlp(config, layer, weights["mlp"], h_BTD))
+            return x_BTD, delta_BTD, cache_k, cache_v
+        h_BTD, x_BTD = _enter(config, weights, "mlp_norm", x_BTD, delta_BTD)
+        delta_BTD = _leave(config, weights, "mlp_post_norm", _mlp(config, layer, weights["mlp"], h_BTD))
     return x_BTD, delta_BTD, cache_k, cache_v
 
 
-def _norm(config: Config, x: Array, scale: Array) -> Array:
-    return rms_norm(x, scale, eps=config.norm_eps, scale_first=config.norm_scale_first)
-
-
-def _norm_of_sum(config: Config, x: Array, delta: Array | None, scale: Array) -> tuple[Array, Array]:
+def _enter(config: Config, weights: Params, name: str, x: Array, delta: Array | None) -> tuple[Array, Array]:
+    """``delta`` joins the residual; a sublayer reads the norm of the sum, or the sum itself where norms come after."""
+    if config.norm_placement == "after":
+        total = x if delta is None else x + delta
+        return total, total
     if delta is None:
-        return _norm(config, x, scale), x
+        return _norm(config, weights, name, x), x
+    return _add_norm(config, weights, name, x, delta)
+
+
+def _add_norm(config: Config, weights: Params, name: str, x: Array, delta: Array) -> tuple[Array, Array]:
+    scale, bias = _norm_weights(config, weights, name)
+    if config.norm == "layer":
+        return add_layer_norm(x, delta, scale, bias, eps=config.norm_eps)
     return add_rms_norm(x, delta, scale, eps=config.norm_eps, scale_first=config.norm_scale_first)
 
 
-def _qkv(config: Config, weights: Params, h_BTD: Array) -> tuple[Array, ...]:
-    """Queries, keys and values: packed in one array unless something must happen to the parts."""
-    qkv_BTE = h_BTD @ weights["qkv"]
-    if not config.qk_norm:
-        return (qkv_BTE,)
+def _leave(config: Config, weights: Params, name: str, delta: Array) -> Array:
+    """What a sublayer hands to the residual."""
+    if config.norm_placement in ("around", "after"):
+        delta = _norm(config, weights, name, delta)
+    return delta if config.residual_scale == 1.0 else delta * jnp.asarray(config.residual_scale, delta.dtype)
+
+
+def _norm(config: Config, weights: Params, name: str, x: Array) -> Array:
+    scale, bias = _norm_weights(config, weights, name, x.shape[-1])
+    if config.norm == "layer":
+        return layer_norm(x, scale, bias, eps=config.norm_eps)
+    return rms_norm(x, scale, eps=config.norm_eps, scale_first=config.norm_scale_first)
+
+
+def _norm_weights(config: Config, weights: Params, name: str, width: int | None = None) -> tuple[Array, Array | None]:
+    """Scale and bias; OLMo's norms have neither."""
+    scale = weights.get(name)
+    return jnp.ones(width or config.D, jnp.float32) if scale is None else scale, weights.get(f"{name}_bias")
+
+
+def _attention(
+    config: Config, layer: Layer, weights: Params, h_BTD: Array, cache_k: Array, cache_v: Array, length_B: Array
+) -> tuple[Array, Array, Array]:
+    qkv, rope = _qkv(config, layer, weights, h_BTD, length_B)
+    inv_freq, magnitude = (None, 1.0) if rope is None else frequencies(rope, config.max_positions)
+    out_BTE, cache_k, cache_v = cached_attention(
+        qkv,
+        cache_k,
+        cache_v,
+        length_B,
+        None if inv_freq is None else jnp.asarray(inv_freq),
+        heads=config.N,
+        scale=config.attn_scale,
+        window=layer.window,
+        softcap=config.attn_softcap,
+        interleaved=rope is not None and rope.interleaved,
+        magnitude=magnitude,
+    )
+    return _linear(weights, "out", out_BTE), cache_k, cache_v
+
+
+def _linear(weights: Params, name: str, x: Array) -> Array:
+    y: Array = x @ weights[name]
+    bias = weights.get(f"{name}_bias")
+    return y if bias is None else y + bias
+
+
+def _qkv(
+    config: Config, layer: Layer, weights: Params, h_BTD: Array, length_B: Array
+) -> tuple[tuple[Array, ...], Rope | None]:
+    """Queries, keys and values, packed in one array unless something happens to the parts; and the rope still to do."""
+    qkv_BTE = _linear(weights, "qkv", h_BTD)
+    if config.qkv_clip is not None:
+        qkv_BTE = jnp.clip(qkv_BTE, -config.qkv_clip, config.qkv_clip)
+    if config.qk_norm is None:
+        return (qkv_BTE,), layer.rope
     q_size, k_size = config.N * config.H, config.K * config.H
-    q, k, v = jnp.split(qkv_BTE, np.cumsum([q_size, k_size]).tolist(), axis=-1)
-    return _norm_heads(config, q, weights["q_norm"]), _norm_heads(config, k, weights["k_norm"]), v
+    q, k, v = jnp.split(qkv_BTE, [q_size, q_size + k_size], axis=-1)
+    rope = layer.rope
+    if config.qk_norm == "head_after_rope" and rope is not None:
+        q, k = (_rotate(config, rope, x, length_B) for x in (q, k))
+        rope = None
+    return (_qk_norm(config, weights, "q_norm", q), _qk_norm(config, weights, "k_norm", k), v), rope
 
 
-def _norm_heads(config: Config, x_BTE: Array, scale_H: Array) -> Array:
+def _rotate(config: Config, rope: Rope, x_BTE: Array, length_B: Array) -> Array:
+    inv_freq, magnitude = frequencies(rope, config.max_positions)
+    positions_BT = length_B[:, None] + lax.iota(jnp.int32, x_BTE.shape[1])[None, :]
+    heads = x_BTE.shape[-1] // config.H
+    return rotary(
+        x_BTE, positions_BT, jnp.asarray(inv_freq), heads=heads, interleaved=rope.interleaved, magnitude=magnitude
+    )
+
+
+def _qk_norm(config: Config, weights: Params, name: str, x_BTE: Array) -> Array:
+    if config.qk_norm == "width":
+        return _norm(config, weights, name, x_BTE)
     B, T, E = x_BTE.shape
-    return _norm(config, x_BTE.reshape(B, T, E // config.H, config.H), scale_H).reshape(B, T, E)
+    return _norm(config, weights, name, x_BTE.reshape(B, T, E // config.H, config.H)).reshape(B, T, E)
 
 
-def _mlp(config: Config, weights: Params, h_BTD: Array) -> Array:
-    """The gated feed-forward layer (Shazeer 2020, arXiv:2002.05202)."""
-    gate_BTF: Array = _ACTIVATIONS[config.activation](h_BTD @ weights["gate"])
-    out_BTD: Array = (gate_BTF * (h_BTD @ weights["up"])) @ weights["down"]
+def _mlp(config: Config, layer: Layer, weights: Params, h_BTD: Array) -> Array:
+    """The feed-forward layer, gated (Shazeer 2020, arXiv:2002.05202) or plain, or a mixture of them."""
+    if layer.experts is not None:
+        return _experts(config, layer.experts, weights, h_BTD)
+    activation = _ACTIVATIONS[config.activation]
+    if not config.gated:
+        return _linear(weights, "down", activation(_linear(weights, "up", h_BTD)))
+    if "gate_up" in weights:
+        gate_BTF, up_BTF = jnp.split(_linear(weights, "gate_up", h_BTD), 2, axis=-1)
+    else:
+        gate_BTF, up_BTF = _linear(weights, "gate", h_BTD), _linear(weights, "up", h_BTD)
+    return _linear(weights, "down", activation(gate_BTF) * up_BTF)
+
+
+def _experts(config: Config, spec: Experts, weights: Params, h_BTD: Array) -> Array:
+    out_BTD = experts(
+        h_BTD,
+        h_BTD @ weights["router"],
+        *(weights["experts"][name] for name in ("gate", "up", "down")),
+        top_k=spec.top_k,
+        normalised=spec.normalised,
+    )
+    if spec.shared_F:
+        shared = weights["shared"]
+        hidden = jax.nn.silu(h_BTD @ shared["gate"]) * (h_BTD @ shared["up"])
+        shared_BTD = hidden @ shared["down"]
+        if spec.shared_gate:
+            shared_BTD = shared_BTD * jax.nn.sigmoid(h_BTD @ shared["weight"])
+        out_BTD = out_BTD + shared_BTD
     return out_BTD
 
 
 def _head(config: Config, params: Params, x_BPD: Array, delta_BPD: Array) -> Array:
     with jax.named_scope("head"):
-        h_BPD, _ = _norm_of_sum(config, x_BPD, delta_BPD, params["final_norm"])
+        h_BPD, _ = _add_norm(config, params, "final_norm", x_BPD, delta_BPD)
         if config.tied:
             logits_BPV = jnp.einsum("bpd,vd->bpv", h_BPD, params["embed"])
         else:
-            logits_BPV = h_BPD @ params["head"]
-        return logits_BPV.astype(jnp.float32)
+            logits_BPV = _linear(params, "head", h_BPD)
+        logits_BPV = logits_BPV.astype(jnp.float32)
+        if config.logit_scale != 1.0:
+            logits_BPV = logits_BPV * config.logit_scale
+        if config.logit_softcap is not None:
+            logits_BPV = config.logit_softcap * jnp.tanh(logits_BPV / config.logit_softcap)
+        return logits_BPV

@@ -25,6 +25,23 @@ def _softmax(ctx: Context, x: Operand) -> Operand:
     return ctx.op("Softmax", x, axis=-1)
 
 
+@composite("diptych.layer_norm", "basic")
+def _layer_norm(ctx: Context, x: Operand, scale: Operand, *bias: Operand, eps: float) -> Operand:
+    return ctx.op("LayerNormalization", x, scale, *bias, axis=-1, epsilon=eps)
+
+
+@composite("diptych.add_layer_norm", "ort")
+def _skip_layer_norm(
+    ctx: Context, x: Operand, delta: Operand, scale: Operand, *bias: Operand, eps: float
+) -> Sequence[Operand]:
+    return _skip(ctx, "SkipLayerNormalization", x, delta, scale, *bias, eps=eps)
+
+
+@composite("diptych.gelu", "standard")
+def _gelu(ctx: Context, x: Operand) -> Operand:
+    return ctx.op("Gelu", x)
+
+
 @composite("diptych.gelu_tanh", "standard")
 def _gelu_tanh(ctx: Context, x: Operand) -> Operand:
     return ctx.op("Gelu", x, approximate="tanh")
@@ -44,35 +61,41 @@ def _simplified_norm(ctx: Context, x: Operand, scale: Operand, *, eps: float, sc
 def _skip_norm(
     ctx: Context, x: Operand, delta: Operand, scale: Operand, *, eps: float, scale_first: bool
 ) -> Sequence[Operand]:
+    return _skip(ctx, "SkipSimplifiedLayerNormalization", x, delta, scale, eps=eps)
+
+
+def _skip(ctx: Context, op_type: str, *operands: Operand, eps: float) -> Sequence[Operand]:
     normed, total = ctx.out_avals
-    outputs = ctx.graph.ops(
-        "SkipSimplifiedLayerNormalization",
-        x,
-        delta,
-        scale,
-        like=[normed, None, None, total],
-        domain="com.microsoft",
-        epsilon=eps,
-    )
+    outputs = ctx.graph.ops(op_type, *operands, like=[normed, None, None, total], domain="com.microsoft", epsilon=eps)
     return outputs[0], outputs[3]
 
 
-def _rope_tables(ctx: Context, inv_freq: np.ndarray) -> tuple[ir.Value, ir.Value]:
-    cos, sin = tables(inv_freq, ctx.max_context)
+def _rope_tables(ctx: Context, inv_freq: np.ndarray, magnitude: float) -> tuple[ir.Value, ir.Value]:
+    cos, sin = tables(inv_freq, ctx.max_context, magnitude)
     return ctx.graph.constant(cos, "rope.cos"), ctx.graph.constant(sin, "rope.sin")
 
 
 @composite("diptych.rotary", "standard")
-def _rotary(ctx: Context, x: Operand, positions: Operand, inv_freq: Operand, *, heads: int) -> Any:
+def _rotary(
+    ctx: Context,
+    x: Operand,
+    positions: Operand,
+    inv_freq: Operand,
+    *,
+    heads: int,
+    interleaved: bool,
+    magnitude: float,
+) -> Any:
     if not isinstance(inv_freq, np.ndarray):
         return NotImplemented
     head_size, width = ctx.in_avals[0].shape[-1] // heads, 2 * inv_freq.size
     return ctx.op(
         "RotaryEmbedding",
         x,
-        *_rope_tables(ctx, inv_freq),
+        *_rope_tables(ctx, inv_freq, magnitude),
         ctx.graph.cast(positions, np.int64),
         num_heads=heads,
+        interleaved=int(interleaved),
         rotary_embedding_dim=0 if width == head_size else width,
     )
 
@@ -87,18 +110,28 @@ def _cache_write(ctx: Context, cache: Operand, new: Operand, length: Operand) ->
 
 @composite("diptych.attention", "standard")
 def _attention(
-    ctx: Context, q: Operand, k: Operand, v: Operand, length: Operand, *, heads: int, scale: float, window: int | None
+    ctx: Context,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    length: Operand,
+    *,
+    heads: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
 ) -> Operand:
     B, T, E = ctx.in_avals[0].shape
     H = E // heads
     q = ctx.graph.transpose(ctx.graph.reshape(q, (B, T, E), (B, T, heads, H)), (B, T, heads, H), (0, 2, 1, 3))
     like = Aval((B, heads, T, H), ctx.out_avals[0].dtype)
+    options = {"scale": scale, **({} if softcap is None else {"softcap": softcap})}
     if window is None:
         with ctx.graph.shared():
             end = _plus(ctx, ctx.graph.cast(length, np.int64), T, _INT64)
-        out = ctx.op("Attention", q, k, v, None, None, None, end, like=like, scale=scale, is_causal=1)
+        out = ctx.op("Attention", q, k, v, None, None, None, end, like=like, is_causal=1, **options)
     else:
-        out = ctx.op("Attention", q, k, v, _window_mask(ctx, length, window), like=like, scale=scale)
+        out = ctx.op("Attention", q, k, v, _window_mask(ctx, length, window), like=like, **options)
     return ctx.graph.reshape(ctx.graph.transpose(out, like.shape, (0, 2, 1, 3)), (B, T, heads, H), (B, T, E))
 
 
@@ -115,38 +148,57 @@ def _window_mask(ctx: Context, length: Operand, window: int) -> ir.Value:
 
 
 @composite("diptych.cached_attention", "ort")
-def _group_query_attention(ctx: Context, *operands: Operand, heads: int, scale: float, window: int | None) -> Any:
+def _group_query_attention(
+    ctx: Context,
+    *operands: Operand,
+    heads: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    interleaved: bool,
+    magnitude: float,
+) -> Any:
     """``GroupQueryAttention`` with rotary inside and the cache written in place.
 
     Padding is treated as tokens: it lies behind the row's length, where causal attention never looks.
     """
-    *qkv, cache_k, cache_v, length, inv_freq = operands
     out, present, _ = ctx.out_avals
-    K, H = present.shape[1], present.shape[3]
-    if not isinstance(inv_freq, np.ndarray) or H % 16 or inv_freq.size % 8 or out.dtype != np.float32:
+    K, H, T = present.shape[1], present.shape[3], out.shape[1]
+    packed = ctx.in_avals[0].shape[2] != out.shape[2]
+    qkv, (cache_k, cache_v, length, *inv_freq) = operands[: 1 if packed else 3], operands[1 if packed else 3 :]
+    if H % 8 or out.dtype != np.float32 or not all(_turns(table, H) for table in inv_freq):
         return NotImplemented
-    T = out.shape[1]
+    rotary: dict[str, Any] = {}
+    if inv_freq:
+        width = 2 * inv_freq[0].size
+        rotary = {"do_rotary": 1, "rotary_interleaved": int(interleaved)}
+        rotary |= {} if width == H else {"rotary_embedding_dim": width}
     with ctx.graph.shared():
         last = _plus(ctx, length, T - 1, _INT32)
         longest = ctx.op("ReduceMax", last, like=Aval((), _INT32), keepdims=0)
         total = ctx.op("Add", longest, np.array(1, np.int32), like=Aval((), _INT32))
     return ctx.graph.ops(
         "GroupQueryAttention",
-        *(qkv if len(qkv) == 3 else (qkv[0], None, None)),
+        *((qkv[0], None, None) if packed else qkv),
         cache_k,
         cache_v,
         last,
         total,
-        *_rope_tables(ctx, inv_freq),
+        *(part for table in inv_freq for part in _rope_tables(ctx, table, magnitude)),
         like=list(ctx.out_avals),
         domain="com.microsoft",
         num_heads=heads,
         kv_num_heads=K,
         scale=scale,
-        do_rotary=1,
         local_window_size=-1 if window is None else window,
-        **({} if 2 * inv_freq.size == H else {"rotary_embedding_dim": 2 * inv_freq.size}),
+        softcap=softcap or 0.0,
+        **rotary,
     )
+
+
+def _turns(inv_freq: Operand, H: int) -> bool:
+    """Whether GroupQueryAttention can rotate a head of size H so; its kernel works in vectors of eight."""
+    return isinstance(inv_freq, np.ndarray) and H % 16 == 0 and inv_freq.size % 8 == 0
 
 
 def _range(ctx: Context, end: Dim) -> Operand:
