@@ -1,7 +1,7 @@
 """A checkpoint in, an artifact folder out, and the proof that both mean the same.
 
-The package is callable, so that ``diptych.export(source, path)`` works although ``diptych.export`` is also the name of this
-package. Importing it loads neither JAX nor ONNX; the first call does.
+The package is callable, so that ``diptych.export(source, path)`` works although ``diptych.export`` is also the name of
+this package. Importing it loads neither JAX nor ONNX; the first call does.
 """
 
 from __future__ import annotations

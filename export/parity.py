@@ -7,6 +7,7 @@ the artifact's.  ``export`` runs this against the checkpoint itself, so what it 
 
 from __future__ import annotations
 
+import decimal
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -257,12 +258,16 @@ def given_up(expected: Step, found: Step) -> float:
     return float((logits.max(-1) - np.take_along_axis(logits, theirs[..., None], -1)[..., 0]).max())
 
 
+_TWO_DIGITS = decimal.Context(prec=2, rounding=decimal.ROUND_CEILING)  # more differ between machines and tell nothing
+
+
 def check(name: str, what: str, count: int, errors: Sequence[float]) -> Check:
-    """A check from the errors that were measured. Two digits: more would differ between machines and tell nothing."""
-    worst = math.nan if any(map(math.isnan, errors)) else max(errors, default=0.0)
+    """A check from the errors that were measured; it says the worst, rounded up to two digits."""
     tolerance = TOLERANCES[name if name in TOLERANCES else "logits"].value
-    reported = None if math.isnan(worst) else float(f"{worst:.1e}")
-    return Check(name, what, count, reported, tolerance, worst <= tolerance)
+    if any(map(math.isnan, errors)):
+        return Check(name, what, count, None, tolerance, False)
+    worst = float(_TWO_DIGITS.create_decimal_from_float(max(errors, default=0.0)))
+    return Check(name, what, count, worst, tolerance, worst <= tolerance)
 
 
 def _counted(steps: Iterator[Step], stage: str, plan: Plan, progress: Progress) -> Iterator[Step]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import re
 import shutil
@@ -14,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from diptych.export import weights
 from diptych.export.artifact import WEIGHTS, assemble, describe_file, manifest, write_manifest, write_text
@@ -284,30 +281,32 @@ def _signature(value: ir.Value) -> dict[str, Any]:
 
 def _write_tokenizer(folder: Path, job: _Job) -> tuple[dict[str, Any], list[str]]:
     """The tokenizer's files; returns the manifest's ``vocabulary``, and what the user should know."""
-    files = job.checkpoint.tokenizer.files
-    for name, text in files.items():
+    V = job.config.V
+    try:
+        tokenizer = job.checkpoint.tokenizer
+    except FileNotFoundError as error:
+        nothing = {"size": V, "eos_token_ids": [], "bos_token_id": None, "pad_token_id": None}
+        return nothing, [f"{error}; the artifact takes and gives token ids only, and no token ends a text"]
+    for name, text in tokenizer.files.items():
         write_text(folder, name, text)
-    vocabulary, unknown = _vocabulary(json.loads(files.get("generation_config.json", "{}")), job.config.V)
-    warnings = [f"{key} {ids} lie beyond the model's {job.config.V} tokens: left out" for key, ids in unknown.items()]
-    if "tokenizer.json" not in files:
-        return vocabulary, [*warnings, "the source has no tokenizer: the artifact takes and gives token ids only"]
-    highest = max(Tokenizer.from_str(files["tokenizer.json"]).get_vocab().values(), default=-1)
-    if highest >= job.config.V:
+    warnings = []
+    if tokenizer.vocabulary_size > V:
         warnings.append(
-            f"the tokenizer has ids up to {highest}, the model only knows {job.config.V}: "
-            "prompts that use one of the others will be refused"
+            f"the tokenizer has ids up to {tokenizer.vocabulary_size - 1}, the model knows {V}, from 0 to {V - 1}: "
+            "a prompt that uses another will be refused"
         )
+    vocabulary = {
+        "size": V,
+        "eos_token_ids": [i for i in tokenizer.eos_token_ids if i < V],
+        "bos_token_id": _known(tokenizer.bos_token_id, V),
+        "pad_token_id": _known(tokenizer.pad_token_id, V),
+    }
     return vocabulary, warnings
 
 
-def _vocabulary(generation: Mapping[str, Any], V: int) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """``vocabulary`` from generation_config.json, and the special tokens' ids that the model has no row for."""
-    names = {"eos_token_ids": "eos_token_id", "bos_token_id": "bos_token_id", "pad_token_id": "pad_token_id"}
-    ids = {key: np.atleast_1d(generation.get(name) or []).astype(int).tolist() for key, name in names.items()}
-    known = {key: [i for i in found if i < V] for key, found in ids.items()}
-    vocabulary = {"size": V, "eos_token_ids": known["eos_token_ids"]}
-    vocabulary |= {key: next(iter(known[key]), None) for key in ("bos_token_id", "pad_token_id")}
-    return vocabulary, {key: found for key, found in ids.items() if found != known[key]}
+def _known(token_id: int | None, V: int) -> int | None:
+    """An id that the model has no row for can be neither read nor written: as good as none."""
+    return token_id if token_id is not None and token_id < V else None
 
 
 # ------------------------------------------------------------------------------------------------------------- the end

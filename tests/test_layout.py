@@ -1,4 +1,4 @@
-"""The layout's promises: one import name, one copy of each module, arrows between rooms, a runtime that stands alone."""
+"""The layout: one import name, one copy of each module, arrows between rooms, a runtime that stands alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Diptych: a pretrained decoder-only language model as two compiled programs, prefill and decode.
 
-``diptych.load(path)`` opens an artifact with the runtime; ``diptych.export(source, path)`` makes one. Both are imported on
-first use, so that an application that only runs artifacts never loads JAX.
+``diptych.load(path)`` opens an artifact with the runtime; ``diptych.export(source, path)`` makes one. Both are imported
+on first use, so that an application that only runs artifacts never loads JAX.
 """
 
 from __future__ import annotations
