@@ -94,9 +94,13 @@ class Config:
     def L(self) -> int:
         return len(self.layers)
 
-    def sizes(self) -> dict[str, int]:
-        """The sizes behind the lower-case axis letters of parameter layouts."""
-        return {letter.lower(): getattr(self, letter) for letter in "VDFNKH"}
+    def sizes(self, layer: Layer | None = None) -> dict[str, int]:
+        """The sizes behind the letters of parameter layouts, see :mod:`diptych.jax_model.families.table`."""
+        sizes = {letter.lower(): getattr(self, letter) for letter in "VDFNKH"}
+        sizes |= {"p": self.max_positions, "o": (self.N + 2 * self.K) * self.H, "j": self.H // 2, "two": 2, "three": 3}
+        if layer is not None and layer.experts is not None:
+            sizes |= {"e": layer.experts.E, "m": layer.experts.F, "s": layer.experts.shared_F}
+        return sizes
 
     def to_json(self) -> dict[str, Any]:
         layers = [

@@ -7,8 +7,10 @@ name everywhere: in JAX, in the weights file, in the ONNX graphs.
 from __future__ import annotations
 
 import fnmatch
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +23,7 @@ from safetensors import safe_open
 
 from diptych.jax_model.config import Config
 from diptych.jax_model.families import FAMILIES
-from diptych.jax_model.families.table import Parameter, Source, expand, source_shape
+from diptych.jax_model.families.table import Parameter, Source, expand, shape_of
 from diptych.jax_model.readers import Checkpoint
 
 __all__ = ["Params", "abstract", "configure", "flatten", "load", "read_safetensors", "stream", "unflatten"]
@@ -72,11 +74,11 @@ def stream(checkpoint: Checkpoint, config: Config) -> Iterator[tuple[str, NDArra
     A value may be a transposed view; copy it some rows at a time to keep it single.  Before the first tensor is read,
     names and shapes are checked: raises ValueError unless every parameter can be filled and every tensor is used.
     """
-    fillings = _plan(checkpoint, config)
+    filled = _plan(checkpoint, config)
 
     def values() -> Iterator[tuple[str, NDArray[np.float32], list[str]]]:
-        for filling in fillings:
-            yield filling.path, filling.value(checkpoint, config), [piece.name for piece in filling.pieces]
+        for one in filled:
+            yield one.parameter.path, one.value(checkpoint), [source.name for source in one.sources]
 
     return values()
 
@@ -129,98 +131,106 @@ def read_safetensors(path: str | Path) -> Params:
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """A tensor of the checkpoint that fills a parameter, or one of the columns of a packed one."""
+class _Filled:
+    """A parameter and the tensors of this checkpoint that fill it."""
 
-    name: str
-    layout: str
-    shape_layout: str  # says the same shape in the letters of Config; ``layout`` may have letters of its own
-    offset: float
+    parameter: Parameter
+    sources: tuple[Source, ...]
+    join: str | None
+    sizes: Mapping[str, int]
 
-    def value(self, checkpoint: Checkpoint, config: Config) -> NDArray[np.float32]:
-        stored = checkpoint.read(self.name)
-        if self.offset:
-            stored += np.float32(self.offset)
-        return arrange(stored, self.layout, config)
-
-
-@dataclass(frozen=True)
-class _Filling:
-    path: str
-    pieces: tuple[_Piece, ...]
-
-    def value(self, checkpoint: Checkpoint, config: Config) -> NDArray[np.float32]:
-        values = [piece.value(checkpoint, config) for piece in self.pieces]
+    def value(self, checkpoint: Checkpoint) -> NDArray[np.float32]:
+        values = [self._piece(checkpoint, source) for source in self.sources]
+        if self.join is not None:
+            return arrange(np.stack(values), self.join, self.sizes)
         return values[0] if len(values) == 1 else np.concatenate(values, axis=-1)
 
+    def _piece(self, checkpoint: Checkpoint, source: Source) -> NDArray[np.float32]:
+        stored = checkpoint.read(source.name)
+        if source.offset:
+            stored += np.float32(source.offset)
+        return arrange(stored, source.layout, self.sizes) if source.layout else stored
 
-def arrange(stored: NDArray[np.float32], layout: str, config: Config) -> NDArray[np.float32]:
-    """Apply an einops layout with the sizes of ``config``; ``two`` is 2, and einops works out a letter of its own."""
-    sizes = {**config.sizes(), "two": 2}
-    used = set(layout.split("->")[0].replace("(", " ").replace(")", " ").split())
-    arranged: NDArray[np.float32] = rearrange(stored, layout, **{name: sizes[name] for name in used & sizes.keys()})
+    def stored_shape(self, source: Source) -> tuple[int, ...]:
+        """The shape that a source must have. A joined one is what remains of the join behind the axis that counts."""
+        if self.join is None:
+            return shape_of(source.layout.split("->")[0], self.sizes)
+        return shape_of(self.join.split("->")[0], self.sizes)[1:]
+
+
+def arrange(stored: NDArray[np.float32], layout: str, sizes: Mapping[str, int]) -> NDArray[np.float32]:
+    """Apply an einops layout whose letters are ``sizes``."""
+    used = set(re.findall(r"\w+", layout.split("->")[0]))
+    arranged: NDArray[np.float32] = rearrange(stored, layout, **{name: sizes[name] for name in used})
     return arranged
 
 
-def _plan(checkpoint: Checkpoint, config: Config) -> list[_Filling]:
+def _plan(checkpoint: Checkpoint, config: Config) -> list[_Filled]:
     """Which tensors fill what. Raises ValueError that names what is missing, misshapen or left over."""
-    family = FAMILIES[config.family]
-    embed, head = _embed_and_head(family.table, checkpoint.format)
+    embed, head = _embed_and_head(checkpoint, config)
     stand_in = {embed: head} if config.tied else {}  # a tied model may store either
-    fillings = [
-        _Filling(parameter.path, tuple(_piece(source, checkpoint, stand_in) for source in parameter.sources))
-        for parameter in expand(family.table, config)
+    filled = [
+        _fill(parameter, checkpoint, config, stand_in) for parameter in expand(FAMILIES[config.family].table, config)
     ]
-    used = {piece.name for filling in fillings for piece in filling.pieces}
+    used = Counter(source.name for one in filled for source in one.sources)
     if config.tied and {embed, head} <= checkpoint.tensors.keys():
-        used.add(head)
-    _check_fit(checkpoint, config, fillings, used, stand_in)
+        used[head] += 1
+    _check_fit(checkpoint, config, filled, used, stand_in)
     if config.tied and {embed, head} <= checkpoint.tensors.keys():
         _check_same(checkpoint, embed, head)
-    return fillings
+    return filled
 
 
-def _embed_and_head(table: tuple[Parameter, ...], format: str) -> tuple[str, str]:
-    names = {parameter.path: _stored_as(parameter.sources[0], format)[0] for parameter in table}
-    return names["embed"], names["head"]
+def _fill(parameter: Parameter, checkpoint: Checkpoint, config: Config, stand_in: Mapping[str, str]) -> _Filled:
+    filling = parameter.filling(checkpoint.format)
+    if filling is None:
+        raise ValueError(f"{checkpoint.path}: {parameter.path} of family {config.family!r} has no name in GGUF files")
+
+    def found(source: Source) -> Source:
+        absent = source.name not in checkpoint.tensors and stand_in.get(source.name) in checkpoint.tensors
+        return replace(source, name=stand_in[source.name]) if absent else source
+
+    sources = tuple(map(found, filling.sources))
+    return _Filled(parameter, sources, filling.join, config.sizes(parameter.layer))
 
 
-def _stored_as(source: Source, format: str) -> tuple[str, str]:
-    return (source.gguf, source.gguf_layout) if format == "gguf" else (source.hf, source.layout)
-
-
-def _piece(source: Source, checkpoint: Checkpoint, stand_in: Mapping[str, str]) -> _Piece:
-    name, layout = _stored_as(source, checkpoint.format)
-    if name not in checkpoint.tensors and stand_in.get(name) in checkpoint.tensors:
-        name = stand_in[name]
-    return _Piece(name, layout, source.layout, source.hf_offset if checkpoint.format == "huggingface" else 0.0)
+def _embed_and_head(checkpoint: Checkpoint, config: Config) -> tuple[str, str]:
+    """The stored names of the two matrices that a tied model has one of."""
+    fillings = {parameter.path: parameter.filling(checkpoint.format) for parameter in FAMILIES[config.family].table}
+    embed, head = (fillings.get(path) for path in ("embed", "head"))
+    return embed.sources[0].name if embed else "", head.sources[0].name if head else ""
 
 
 def _check_fit(
-    checkpoint: Checkpoint, config: Config, fillings: list[_Filling], used: set[str], stand_in: Mapping[str, str]
+    checkpoint: Checkpoint,
+    config: Config,
+    filled: list[_Filled],
+    used: Mapping[str, int],
+    stand_in: Mapping[str, str],
 ) -> None:
-    """Raise ValueError unless every parameter finds its tensors, in the right shape, and every tensor is used."""
+    """Raise ValueError unless every parameter finds its tensors, in the right shape, and every tensor is used once."""
     ignored = FAMILIES[config.family].ignored
     missing, misshapen = [], []
-    for filling in fillings:
-        for piece in filling.pieces:
-            expected = source_shape(piece.shape_layout, config.sizes())
-            if piece.name not in checkpoint.tensors:
-                either = f" or {stand_in[piece.name]!r}" if piece.name in stand_in else ""
-                missing.append(f"{piece.name!r}{either} (for {filling.path})")
-            elif (found := checkpoint.tensors[piece.name].shape) != expected:
-                misshapen.append(f"{piece.name!r} {found}, expected {expected}")
+    for one in filled:
+        for source in one.sources:
+            if source.name not in checkpoint.tensors:
+                either = f" or {stand_in[source.name]!r}" if source.name in stand_in else ""
+                missing.append(f"{source.name!r}{either} (for {one.parameter.path})")
+            elif (found := checkpoint.tensors[source.name].shape) != (expected := one.stored_shape(source)):
+                misshapen.append(f"{source.name!r} {found}, expected {expected}")
     left = [
         name
         for name in checkpoint.tensors
         if name not in used and not any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored)
     ]
+    twice = [repr(name) for name, times in used.items() if times > 1]
     problems = [
         f"{what}: {_listed(names)}"
         for what, names in (
             ("missing tensors", missing),
             ("tensors of the wrong shape", misshapen),
             ("tensors that no parameter uses", [repr(name) + _reason(name) for name in left]),
+            ("tensors used more than once", twice),
         )
         if names
     ]

@@ -155,9 +155,7 @@ def around_text(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dic
         "type": "TemplateProcessing",
         "single": template("A", 0),
         "pair": template("A", 0) + template("B", 1),
-        "special_tokens": {
-            text: {"id": text, "ids": [id], "tokens": [text]} for text, id in filter(None, (bos, eos))
-        },
+        "special_tokens": {text: {"id": text, "ids": [id], "tokens": [text]} for text, id in filter(None, (bos, eos))},
     }
 
 

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diptych.jax_model.config import Config, Layer, Rope
+from diptych.jax_model.config import Config, Layer
 from diptych.jax_model.params import abstract
+from diptych.jax_model.rope import Rope
 
 LLAMA = Config(
     family="llama", V=97, D=64, F=128, N=8, K=2, H=16, layers=(Layer(Rope(1e4, 16)),) * 2, max_positions=256,
@@ -19,8 +20,8 @@ LLAMA = Config(
 GEMMA = Config(
     family="gemma3_text", V=97, D=64, F=128, N=4, K=1, H=16,
     layers=(Layer(Rope(1e4, 16), window=8), Layer(Rope(1e6, 16))),
-    max_positions=256, norm_eps=1e-6, tied=True, attn_scale=24**-0.5, activation="gelu_tanh", qk_norm=True,
-    post_norms=True, embed_scale=8.0, norm_scale_first=True,
+    max_positions=256, norm_eps=1e-6, tied=True, attn_scale=24**-0.5, activation="gelu_tanh", qk_norm="head",
+    norm_placement="around", embed_scale=8.0, norm_scale_first=True,
 )  # fmt: skip
 SMALL_HEADS = replace(LLAMA, H=8, layers=(Layer(Rope(1e4, 8)), Layer(Rope(1e4, 8), window=5)))  # no rotary in GQA
 CONFIGS = {"llama": LLAMA, "gemma3": GEMMA, "small_heads": SMALL_HEADS}

@@ -86,7 +86,7 @@ def test_a_window_hides_what_is_older() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("embed_scale", 1.0), ("attn_scale", 0.5), ("qk_norm", False), ("activation", "silu"), ("norm_eps", 1e-1)],
+    [("embed_scale", 1.0), ("attn_scale", 0.5), ("qk_norm", None), ("activation", "silu"), ("norm_eps", 1e-1)],
 )
 def test_every_switch_changes_the_result(field: str, value: Any) -> None:
     params = random_params(GEMMA)

@@ -95,8 +95,8 @@ def _rotary(
         *_rope_tables(ctx, inv_freq, magnitude),
         ctx.graph.cast(positions, np.int64),
         num_heads=heads,
-        interleaved=int(interleaved),
-        rotary_embedding_dim=0 if width == head_size else width,
+        **({"interleaved": 1} if interleaved else {}),
+        **({} if width == head_size else {"rotary_embedding_dim": width}),
     )
 
 
@@ -171,7 +171,7 @@ def _group_query_attention(
     rotary: dict[str, Any] = {}
     if inv_freq:
         width = 2 * inv_freq[0].size
-        rotary = {"do_rotary": 1, "rotary_interleaved": int(interleaved)}
+        rotary = {"do_rotary": 1, **({"rotary_interleaved": 1} if interleaved else {})}
         rotary |= {} if width == H else {"rotary_embedding_dim": width}
     with ctx.graph.shared():
         last = _plus(ctx, length, T - 1, _INT32)
@@ -191,7 +191,7 @@ def _group_query_attention(
         kv_num_heads=K,
         scale=scale,
         local_window_size=-1 if window is None else window,
-        softcap=softcap or 0.0,
+        **({} if softcap is None else {"softcap": softcap}),
         **rotary,
     )
 

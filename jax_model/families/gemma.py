@@ -6,7 +6,8 @@ import functools
 
 from diptych.jax_model.config import Config, Layer
 from diptych.jax_model.families.foreign import Foreign
-from diptych.jax_model.families.llama import EMBED, HEAD, MLP, OUT, qkv, rope
+from diptych.jax_model.families.llama import EMBED, HEAD, MLP, OUT, qkv
+from diptych.jax_model.families.rope_parameters import read_rope
 from diptych.jax_model.families.table import row
 
 
@@ -18,7 +19,11 @@ def configure_gemma3(hf: Foreign) -> Config:
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
         hf.expect(cap)
     D, H = hf.size("hidden_size"), hf.size("head_dim")
-    ropes = {kind: rope(settings, H, hf.origin) for kind, settings in hf.need("rope_parameters", dict).items()}
+    max_positions = hf.size("max_position_embeddings")
+    ropes = {
+        kind: read_rope(settings, H, max_positions, hf.origin)
+        for kind, settings in hf.need("rope_parameters", dict).items()
+    }
     windows = {"full_attention": None, "sliding_attention": hf.size("sliding_window")}
     return Config(
         family="gemma3_text",
@@ -29,13 +34,13 @@ def configure_gemma3(hf: Foreign) -> Config:
         K=hf.size("num_key_value_heads"),
         H=H,
         layers=tuple(Layer(ropes[kind], windows[kind]) for kind in hf.need("layer_types", list)),
-        max_positions=hf.size("max_position_embeddings"),
+        max_positions=max_positions,
         norm_eps=hf.need("rms_norm_eps", float),
         tied=hf.get("tie_word_embeddings", True),
         attn_scale=hf.need("query_pre_attn_scalar", float) ** -0.5,
         activation="gelu_tanh",
-        qk_norm=True,
-        post_norms=True,
+        qk_norm="head",
+        norm_placement="around",
         embed_scale=D**0.5,
         norm_scale_first=True,
     )

@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from diptych.jax_model.config import Config, Layer, Rope
 from diptych.jax_model.families.foreign import Foreign
+from diptych.jax_model.families.rope_parameters import read_rope
 from diptych.jax_model.families.table import Parameter, pack, row
-
-
-def rope(settings: Mapping[str, Any], width: int, origin: str) -> Rope:
-    """A Rope from ``rope_parameters`` (transformers 5) of one kind of layer.
-
-    Raises ValueError on an unknown kind, on missing or unknown settings, and on a width that is not even.
-    """
-    kind = settings.get("rope_type", settings.get("type", "default"))
-    keys = {"default": {"rope_theta"}, "linear": {"rope_theta", "factor"}}
-    if kind not in keys:
-        raise ValueError(f"{origin}: rope scaling {kind!r} is not supported; known kinds: {', '.join(sorted(keys))}")
-    given = set(settings) - {"rope_type", "type"}
-    if given != keys[kind]:
-        raise ValueError(f"{origin}: rope scaling {kind!r} takes {sorted(keys[kind])}, found {sorted(given)}")
-    if width % 2:
-        raise ValueError(f"{origin}: rope turns pairs of elements, so the head size must be even, found {width}")
-    return Rope(float(settings["rope_theta"]), width, float(settings.get("factor", 1.0)))
 
 
 def configure(hf: Foreign) -> Config:
@@ -34,7 +15,8 @@ def configure(hf: Foreign) -> Config:
     hf.expect("hidden_act", "silu")
     N, D = hf.size("num_attention_heads"), hf.size("hidden_size")
     H = hf.size("head_dim", D // N)
-    layer = Layer(rope(hf.need("rope_parameters", dict), H, hf.origin))
+    max_positions = hf.size("max_position_embeddings")
+    layer = Layer(read_rope(hf.need("rope_parameters", dict), H, max_positions, hf.origin))
     return Config(
         family="llama",
         V=hf.size("vocab_size"),
@@ -44,14 +26,14 @@ def configure(hf: Foreign) -> Config:
         K=hf.size("num_key_value_heads", N),
         H=H,
         layers=(layer,) * hf.size("num_hidden_layers"),
-        max_positions=hf.size("max_position_embeddings"),
+        max_positions=max_positions,
         norm_eps=hf.need("rms_norm_eps", float),
         tied=hf.get("tie_word_embeddings", False),
         attn_scale=H**-0.5,
     )
 
 
-def untied(config: Config) -> bool:
+def untied(config: Config, layer: Layer | None) -> bool:
     return not config.tied
 
 

@@ -1,9 +1,10 @@
 """The rows of a family's table: for each parameter its path in our tree and the checkpoint tensors that fill it.
 
-Layouts are einops patterns from the stored tensor to ours.  Their lower-case letters are the sizes of :class:`Config`
-(``n`` query heads, ``k`` key/value heads, ``h`` head size, ``d`` width, ``f`` feed-forward width, ``v`` vocabulary),
-so a pattern also states the shape, and reads backwards for a round trip.  Projections are stored input-first, ``[D,
-out]``: a layer applies them as ``x @ w``.
+Layouts are einops patterns from the stored tensor to ours.  Their letters are sizes of the configuration: ``n`` query
+heads, ``k`` key/value heads, ``h`` head size, ``d`` width, ``f`` feed-forward width, ``v`` vocabulary, ``p`` positions,
+``o`` = ``(n + 2 k) h`` the packed projections, ``e`` experts, ``m`` an expert's width, ``s`` the shared experts' width,
+``j`` = ``h / 2`` pairs of a head, ``two`` and ``three``.  So a pattern also states the shape, and reads backwards for a
+round trip.  Projections are stored input-first, ``[D, out]``: a layer applies them as ``x @ w``.
 """
 
 from __future__ import annotations
@@ -11,94 +12,139 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
-from diptych.jax_model.config import Config
+from diptych.jax_model.config import Config, Layer
 
-__all__ = ["Parameter", "Source", "expand", "pack", "row", "source_shape", "target_shape"]
+__all__ = ["Filling", "Format", "Parameter", "Source", "When", "expand", "join", "pack", "row", "shape_of"]
+
+Format: TypeAlias = Literal["huggingface", "gguf"]
+When: TypeAlias = Callable[[Config, Layer | None], bool]
 
 
 @dataclass(frozen=True)
 class Source:
-    """One tensor of the checkpoint, under its Hugging Face and its GGUF name."""
+    """One stored tensor: its name, its layout, and what is added to its values."""
 
-    hf: str
-    gguf: str
+    name: str
     layout: str
-    gguf_layout: str  # differs where GGUF permutes rows
-    hf_offset: float  # added to the stored values; GGUF files carry final values
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Filling:
+    """The tensors that fill a parameter: joined along the last axis, or stacked and arranged by the layout ``join``."""
+
+    sources: tuple[Source, ...]
+    join: str | None = None
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One leaf of our tree; several sources are joined along the last axis."""
+    """One leaf of our tree. ``layer`` is known once the table is expanded; ``gguf`` is None where GGUF has no such row."""
 
     path: str
-    sources: tuple[Source, ...]
-    when: Callable[[Config], bool]
+    huggingface: Filling
+    gguf: Filling | None
+    when: When
+    layer: Layer | None = None
+
+    def filling(self, format: Format) -> Filling | None:
+        """Where the parameter comes from in a checkpoint of a format."""
+        return self.huggingface if format == "huggingface" else self.gguf
 
     def shape(self, config: Config) -> tuple[int, ...]:
         """The leaf's shape: the right-hand sides of the layouts, in the sizes of ``config``."""
-        shapes = [target_shape(source.layout, config.sizes()) for source in self.sources]
+        sizes = config.sizes(self.layer)
+        if self.huggingface.join is not None:
+            return shape_of(self.huggingface.join.split("->")[1], sizes)
+        shapes = [shape_of(source.layout.split("->")[1], sizes) for source in self.huggingface.sources]
         return (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
 
 
-def _always(config: Config) -> bool:
+def always(config: Config, layer: Layer | None) -> bool:
     return True
 
 
 def row(
     path: str,
     hf: str,
-    gguf: str,
+    gguf: str | None,
     layout: str,
     *,
     gguf_layout: str | None = None,
     hf_offset: float = 0.0,
-    when: Callable[[Config], bool] = _always,
+    when: When = always,
 ) -> Parameter:
-    """A parameter that one tensor fills. ``{i}`` in the three names stands for the layer's index."""
-    return Parameter(path, (Source(hf, gguf, layout, gguf_layout or layout, hf_offset),), when)
+    """A parameter that one tensor fills. ``{i}`` in the three names stands for the layer's index.
+
+    ``gguf_layout`` differs where GGUF permutes rows; ``hf_offset`` is added to Hugging Face's values, where GGUF files
+    carry the sum.
+    """
+    stored = None if gguf is None else Filling((Source(gguf, gguf_layout or layout),))
+    return Parameter(path, Filling((Source(hf, layout, hf_offset),)), stored, when)
 
 
 def pack(path: str, *rows: Parameter) -> Parameter:
     """One parameter out of several, joined along the last axis; each row names its tensor and layout."""
-    return Parameter(path, tuple(source for part in rows for source in part.sources), rows[0].when)
+    gguf = [part.gguf.sources for part in rows if part.gguf is not None]
+    return Parameter(
+        path,
+        Filling(tuple(source for part in rows for source in part.huggingface.sources)),
+        Filling(tuple(itertools.chain(*gguf))) if len(gguf) == len(rows) else None,
+        rows[0].when,
+    )
+
+
+def join(
+    path: str, hf: tuple[str, ...], hf_join: str, gguf: tuple[str, ...] | None, gguf_join: str, *, when: When
+) -> Parameter:
+    """One parameter out of a stack of equally shaped tensors.
+
+    ``{e}`` in a name stands for every expert's index: all names for the first expert come first, then all for the
+    second.  The joins are layouts of the stack, whose first axis counts the tensors.
+    """
+    stored = None if gguf is None else Filling(tuple(Source(name, "") for name in gguf), gguf_join)
+    return Parameter(path, Filling(tuple(Source(name, "") for name in hf), hf_join), stored, when)
 
 
 def expand(table: tuple[Parameter, ...], config: Config) -> Iterator[Parameter]:
     """Every parameter of the model, in a fixed order: the table's, with the rows of a layer repeated layer by layer."""
-    present = [parameter for parameter in table if parameter.when(config)]
-    for per_layer, group in itertools.groupby(present, key=lambda parameter: "{i}" in parameter.path):
+    for per_layer, group in itertools.groupby(table, key=lambda parameter: "{i}" in parameter.path):
         rows = list(group)
         if per_layer:
-            yield from (_at_layer(row, i) for i in range(config.L) for row in rows)
+            for i, layer in enumerate(config.layers):
+                yield from (_at(row, i, layer) for row in rows if row.when(config, layer))
         else:
-            yield from rows
+            yield from (row for row in rows if row.when(config, None))
 
 
-def _at_layer(parameter: Parameter, i: int) -> Parameter:
-    def at(name: str) -> str:
-        return name.replace("{i}", str(i))
+def _at(parameter: Parameter, i: int, layer: Layer) -> Parameter:
+    """The row of one layer, with its sources named."""
 
-    sources = tuple(
-        Source(at(source.hf), at(source.gguf), source.layout, source.gguf_layout, source.hf_offset)
-        for source in parameter.sources
+    def named(filling: Filling) -> Filling:
+        experts = layer.experts.E if layer.experts is not None else 0
+        return Filling(tuple(_numbered(filling.sources, i, experts)), filling.join)
+
+    return replace(
+        parameter,
+        path=parameter.path.replace("{i}", str(i)),
+        huggingface=named(parameter.huggingface),
+        gguf=None if parameter.gguf is None else named(parameter.gguf),
+        layer=layer,
     )
-    return Parameter(at(parameter.path), sources, parameter.when)
 
 
-def source_shape(layout: str, sizes: dict[str, int]) -> tuple[int, ...]:
-    """The shape that an einops layout's left-hand side describes: ``"(n h) d -> d (n h)"`` gives ``(N * H, D)``."""
-    return _shape(layout.split("->")[0], sizes)
+def _numbered(sources: tuple[Source, ...], i: int, experts: int) -> Iterator[Source]:
+    each = range(experts) if any("{e}" in source.name for source in sources) else range(1)
+    for e in each:
+        for source in sources:
+            yield replace(source, name=source.name.replace("{i}", str(i)).replace("{e}", str(e)))
 
 
-def target_shape(layout: str, sizes: dict[str, int]) -> tuple[int, ...]:
-    """The shape that an einops layout's right-hand side describes: ``"(n h) d -> d (n h)"`` gives ``(D, N * H)``."""
-    return _shape(layout.split("->")[1], sizes)
-
-
-def _shape(side: str, sizes: dict[str, int]) -> tuple[int, ...]:
+def shape_of(side: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape that one side of an einops layout describes: ``"d (n h)"`` gives ``(D, N * H)``."""
     axes = re.findall(r"\(([^)]*)\)|(\w+)", side)
     return tuple(math.prod(sizes[letter] for letter in (group or single).split()) for group, single in axes)

@@ -74,7 +74,9 @@ class GgufCheckpoint:
                 return gguf.dequantize(blocks, stored.type)
             except NotImplementedError:
                 version = importlib.metadata.version("gguf")
-                message = f"{self.path}: tensor {name!r} is stored as {stored.type.name}, which gguf {version} cannot read"
+                message = (
+                    f"{self.path}: tensor {name!r} is stored as {stored.type.name}, which gguf {version} cannot read"
+                )
                 raise ValueError(message) from None
 
         return map_rows(self.path, stored.offset, stored.shape, stored.nbytes, dequantize, rows)

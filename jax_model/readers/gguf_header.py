@@ -155,7 +155,9 @@ class _Cursor:
                 self.fail(f"{what}: a truth value is neither 0 nor 1; the file is damaged")
             return [byte == 1 for byte in raw]
         if code not in _NUMBERS:
-            self.fail(f"{what} has the unknown or unsupported type {code}; the file is damaged or newer than this reader")
+            self.fail(
+                f"{what} has the unknown or unsupported type {code}; the file is damaged or newer than this reader"
+            )
         return self._numbers(code, count, what)
 
     def _numbers(self, code: int, count: int, what: str) -> list[Any]:
@@ -195,9 +197,7 @@ class _Cursor:
             end, before = tensor.offset + tensor.nbytes, name
         return tensors
 
-    def _stored(
-        self, name: str, shape: tuple[int, ...], code: int, start: int, offset: int, alignment: int
-    ) -> Stored:
+    def _stored(self, name: str, shape: tuple[int, ...], code: int, start: int, offset: int, alignment: int) -> Stored:
         try:
             kind = GGMLQuantizationType(code)
             block, block_bytes = GGML_QUANT_SIZES[kind]

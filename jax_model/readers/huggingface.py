@@ -72,7 +72,9 @@ def _with_defaults(family: str, raw: Mapping[str, Any], path: Path) -> dict[str,
         try:
             values: dict[str, Any] = CONFIG_MAPPING[family].from_dict(dict(raw)).to_dict()
         except Exception as error:  # its validators raise whatever they like
-            raise ValueError(f"{path}: transformers refuses this configuration: {' '.join(str(error).split())}") from error
+            raise ValueError(
+                f"{path}: transformers refuses this configuration: {' '.join(str(error).split())}"
+            ) from error
     return values
 
 
