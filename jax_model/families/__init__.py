@@ -15,14 +15,22 @@ __all__ = ["FAMILIES", "Family", "Foreign", "Parameter"]
 
 @dataclass(frozen=True)
 class Family:
-    """``configure`` reads a configuration with Hugging Face's keys; ``table`` says where each parameter comes from."""
+    """``configure`` reads a configuration with Hugging Face's keys; ``table`` says where each parameter comes from.
+
+    ``ignored`` are patterns (:mod:`fnmatch`) of stored tensors that are left out knowingly: what they hold follows from
+    the configuration.
+    """
 
     configure: Callable[[Foreign], Config]
     table: tuple[Parameter, ...]
+    ignored: tuple[str, ...] = ()
+
+
+_ROPE_BUFFERS = ("*.rotary_emb.inv_freq",)  # old exports of transformers stored rope's frequencies
 
 
 # Keyed by Hugging Face's ``model_type``.
 FAMILIES: dict[str, Family] = {
-    "llama": Family(llama.configure, llama.TABLE),
-    "gemma3_text": Family(gemma.configure_gemma3, gemma.GEMMA3_TABLE),
+    "llama": Family(llama.configure, llama.TABLE, _ROPE_BUFFERS),
+    "gemma3_text": Family(gemma.configure_gemma3, gemma.GEMMA3_TABLE, _ROPE_BUFFERS),
 }

@@ -17,19 +17,19 @@ def configure_gemma3(hf: Foreign) -> Config:
     hf.expect("hidden_activation", "gelu_pytorch_tanh")
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
         hf.expect(cap)
-    D, H = hf.need("hidden_size", int), hf.need("head_dim", int)
+    D, H = hf.size("hidden_size"), hf.size("head_dim")
     ropes = {kind: rope(settings, H, hf.origin) for kind, settings in hf.need("rope_parameters", dict).items()}
-    windows = {"full_attention": None, "sliding_attention": hf.need("sliding_window", int)}
+    windows = {"full_attention": None, "sliding_attention": hf.size("sliding_window")}
     return Config(
         family="gemma3_text",
-        V=hf.need("vocab_size", int),
+        V=hf.size("vocab_size"),
         D=D,
-        F=hf.need("intermediate_size", int),
-        N=hf.need("num_attention_heads", int),
-        K=hf.need("num_key_value_heads", int),
+        F=hf.size("intermediate_size"),
+        N=hf.size("num_attention_heads"),
+        K=hf.size("num_key_value_heads"),
         H=H,
         layers=tuple(Layer(ropes[kind], windows[kind]) for kind in hf.need("layer_types", list)),
-        max_positions=hf.need("max_position_embeddings", int),
+        max_positions=hf.size("max_position_embeddings"),
         norm_eps=hf.need("rms_norm_eps", float),
         tied=hf.get("tie_word_embeddings", True),
         attn_scale=hf.need("query_pre_attn_scalar", float) ** -0.5,

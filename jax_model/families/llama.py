@@ -11,7 +11,10 @@ from diptych.jax_model.families.table import Parameter, pack, row
 
 
 def rope(settings: Mapping[str, Any], width: int, origin: str) -> Rope:
-    """A Rope from ``rope_parameters`` (transformers 5) of one kind of layer. Raises ValueError on an unknown kind."""
+    """A Rope from ``rope_parameters`` (transformers 5) of one kind of layer.
+
+    Raises ValueError on an unknown kind, on missing or unknown settings, and on a width that is not even.
+    """
     kind = settings.get("rope_type", settings.get("type", "default"))
     keys = {"default": {"rope_theta"}, "linear": {"rope_theta", "factor"}}
     if kind not in keys:
@@ -19,6 +22,8 @@ def rope(settings: Mapping[str, Any], width: int, origin: str) -> Rope:
     given = set(settings) - {"rope_type", "type"}
     if given != keys[kind]:
         raise ValueError(f"{origin}: rope scaling {kind!r} takes {sorted(keys[kind])}, found {sorted(given)}")
+    if width % 2:
+        raise ValueError(f"{origin}: rope turns pairs of elements, so the head size must be even, found {width}")
     return Rope(float(settings["rope_theta"]), width, float(settings.get("factor", 1.0)))
 
 
@@ -27,19 +32,19 @@ def configure(hf: Foreign) -> Config:
     for switch in ("attention_bias", "mlp_bias"):
         hf.expect(switch, False)
     hf.expect("hidden_act", "silu")
-    N, D = hf.need("num_attention_heads", int), hf.need("hidden_size", int)
-    H = hf.get("head_dim", D // N)
+    N, D = hf.size("num_attention_heads"), hf.size("hidden_size")
+    H = hf.size("head_dim", D // N)
     layer = Layer(rope(hf.need("rope_parameters", dict), H, hf.origin))
     return Config(
         family="llama",
-        V=hf.need("vocab_size", int),
+        V=hf.size("vocab_size"),
         D=D,
-        F=hf.need("intermediate_size", int),
+        F=hf.size("intermediate_size"),
         N=N,
-        K=hf.get("num_key_value_heads", N),
+        K=hf.size("num_key_value_heads", N),
         H=H,
-        layers=(layer,) * hf.need("num_hidden_layers", int),
-        max_positions=hf.need("max_position_embeddings", int),
+        layers=(layer,) * hf.size("num_hidden_layers"),
+        max_positions=hf.size("max_position_embeddings"),
         norm_eps=hf.need("rms_norm_eps", float),
         tied=hf.get("tie_word_embeddings", False),
         attn_scale=H**-0.5,

@@ -8,13 +8,15 @@ out]``: a layer applies them as ``x @ w``.
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from diptych.jax_model.config import Config
 
-__all__ = ["Parameter", "Source", "expand", "pack", "row"]
+__all__ = ["Parameter", "Source", "expand", "pack", "row", "source_shape", "target_shape"]
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,14 @@ def pack(path: str, *rows: Parameter) -> Parameter:
 
 
 def expand(table: tuple[Parameter, ...], config: Config) -> Iterator[Parameter]:
-    """Every parameter of the model, in a fixed order: rows with ``{i}`` once per layer."""
-    for parameter in table:
-        if parameter.when(config):
-            if "{i}" in parameter.path:
-                yield from (_at_layer(parameter, i) for i in range(config.L))
-            else:
-                yield parameter
+    """Every parameter of the model, in a fixed order: the table's, with the rows of a layer repeated layer by layer."""
+    present = [parameter for parameter in table if parameter.when(config)]
+    for per_layer, group in itertools.groupby(present, key=lambda parameter: "{i}" in parameter.path):
+        rows = list(group)
+        if per_layer:
+            yield from (_at_layer(row, i) for i in range(config.L) for row in rows)
+        else:
+            yield from rows
 
 
 def _at_layer(parameter: Parameter, i: int) -> Parameter:
@@ -86,13 +89,16 @@ def _at_layer(parameter: Parameter, i: int) -> Parameter:
     return Parameter(at(parameter.path), sources, parameter.when)
 
 
+def source_shape(layout: str, sizes: dict[str, int]) -> tuple[int, ...]:
+    """The shape that an einops layout's left-hand side describes: ``"(n h) d -> d (n h)"`` gives ``(N * H, D)``."""
+    return _shape(layout.split("->")[0], sizes)
+
+
 def target_shape(layout: str, sizes: dict[str, int]) -> tuple[int, ...]:
     """The shape that an einops layout's right-hand side describes: ``"(n h) d -> d (n h)"`` gives ``(D, N * H)``."""
-    axes = re.findall(r"\(([^)]*)\)|(\w+)", layout.split("->")[1])
-    shape = []
-    for group, single in axes:
-        size = 1
-        for letter in (group or single).split():
-            size *= sizes[letter]
-        shape.append(size)
-    return tuple(shape)
+    return _shape(layout.split("->")[1], sizes)
+
+
+def _shape(side: str, sizes: dict[str, int]) -> tuple[int, ...]:
+    axes = re.findall(r"\(([^)]*)\)|(\w+)", side)
+    return tuple(math.prod(sizes[letter] for letter in (group or single).split()) for group, single in axes)

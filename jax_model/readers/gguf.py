@@ -1,0 +1,93 @@
+"""GGUF files: the ``gguf`` package says what the blocks mean, our own strict header reader where they lie."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych.jax_model.families import Foreign
+from diptych.jax_model.readers import TensorInfo, plausible_layers
+from diptych.jax_model.readers.files import hashes, map_rows
+from diptych.jax_model.readers.gguf_header import Stored, read_header
+from diptych.jax_model.readers.gguf_metadata import translate
+from diptych.jax_model.readers.gguf_tokenizer import read_tokenizer
+from diptych.jax_model.tokenizers import TokenizerFiles
+
+__all__ = ["GgufCheckpoint"]
+
+EMBED, HEAD = "token_embd.weight", "output.weight"
+
+
+class GgufCheckpoint:
+    """An open GGUF file. See :class:`diptych.jax_model.readers.Checkpoint`."""
+
+    format: Literal["gguf"] = "gguf"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._header = read_header(path)
+        self._refuse_parts()
+        self.tensors = {
+            name: TensorInfo(stored.shape, stored.type.name) for name, stored in self._header.tensors.items()
+        }
+        self.family, values = self._translated()
+        self.config = Foreign(values, str(path))
+
+    def _refuse_parts(self) -> None:
+        parts = self._header.metadata.get("split.count", 1)
+        if parts != 1:
+            raise ValueError(
+                f"{self.path}: one of {parts} parts of a model; join them first (llama-gguf-split --merge)"
+            )
+
+    def _translated(self) -> tuple[str, dict[str, Any]]:
+        metadata, origin = self._header.metadata, str(self.path)
+        for key, value in metadata.items():
+            if key.endswith(".block_count"):
+                plausible_layers(value, len(self.tensors), origin)
+        embed = self.tensors.get(EMBED) or self.tensors.get(HEAD)
+        return translate(metadata, vocabulary=embed.shape[0] if embed else 1, tied=self._tied(), origin=origin)
+
+    def _tied(self) -> bool:
+        """Whether one matrix serves as embedding and head: only one is stored, or both are the same bytes."""
+        embed, head = (self._header.tensors.get(name) for name in (EMBED, HEAD))
+        if embed is None or head is None:
+            return True
+        same_kind = (embed.shape, embed.type) == (head.shape, head.type)
+        return same_kind and _same_bytes(self.path, embed, head)
+
+    @functools.cached_property
+    def tokenizer(self) -> TokenizerFiles:
+        return read_tokenizer(Foreign(self._header.metadata, str(self.path)))
+
+    def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
+        stored = self._header.tensors[name]
+
+        def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+            try:
+                return gguf.dequantize(blocks, stored.type)
+            except NotImplementedError:
+                version = importlib.metadata.version("gguf")
+                problem = f"is stored as {stored.type.name}, which gguf {version} cannot read"
+                raise ValueError(f"{self.path}: tensor {name!r} {problem}") from None
+
+        return map_rows(self.path, stored.offset, stored.shape, stored.nbytes, dequantize, rows)
+
+    def provenance(self) -> dict[str, Any]:
+        return {"format": self.format, "files": hashes([self.path])}
+
+
+def _same_bytes(path: Path, a: Stored, b: Stored) -> bool:
+    step = 1 << 22
+    for start in range(0, a.nbytes, step):
+        length = min(step, a.nbytes - start)
+        first, second = (np.memmap(path, np.uint8, "r", stored.offset + start, (length,)) for stored in (a, b))
+        if not np.array_equal(first, second):
+            return False
+    return True
