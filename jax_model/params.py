@@ -42,7 +42,7 @@ _UNSUPPORTED = {
 
 
 def configure(checkpoint: Checkpoint) -> Config:
-    """The checkpoint's architecture. Raises ValueError when its configuration is incomplete, unknown or inconsistent."""
+    """The checkpoint's architecture. Raises ValueError when its configuration is incomplete, unknown or at odds."""
     config = FAMILIES[checkpoint.family].configure(checkpoint.config)
     if config.N % config.K:
         raise ValueError(
@@ -56,7 +56,7 @@ def abstract(config: Config, dtype: str = "float32") -> Params:
     table = FAMILIES[config.family].table
     return unflatten(
         {
-            parameter.path: jax.ShapeDtypeStruct(parameter.shape(config), jnp.dtype(dtype))
+            parameter.path: jax.ShapeDtypeStruct(parameter.shape(config), jnp.dtype(dtype))  # type: ignore[no-untyped-call]
             for parameter in expand(table, config)
         }
     )
@@ -124,7 +124,8 @@ def _in_order(layers: dict[str, Any]) -> list[Any]:
 def read_safetensors(path: str | Path) -> Params:
     """The parameters in an artifact's ``weights.safetensors``, as JAX arrays; its constants are left out."""
     with safe_open(path, framework="flax") as file:
-        return unflatten({name: file.get_tensor(name) for name in file.keys() if not name.startswith(_CONSTANTS)})
+        names = [name for name in file.keys() if not name.startswith(_CONSTANTS)]  # noqa: SIM118, it is no mapping
+        return unflatten({name: file.get_tensor(name) for name in names})
 
 
 # ------------------------------------------------------------------------------------------------------- exactly once

@@ -1,4 +1,4 @@
-"""Rotary position embedding: its kinds as data, and their frequencies in the arithmetic that models are trained with."""
+"""Rotary position embedding: its kinds as data, and their frequencies in the arithmetic of training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tokenizers: whatever a checkpoint carries, as the text of the files that an artifact holds.
 
-``tokenizer.json`` is complete in itself: its post-processor adds BOS exactly when the source says so, and control tokens
-are marked special.  A Hugging Face folder's own file is taken as it is; GGUF metadata are converted by
+``tokenizer.json`` is complete in itself: its post-processor adds BOS exactly when the source says so, and control
+tokens are marked special.  A Hugging Face folder's own file is taken as it is; GGUF metadata are converted by
 :mod:`diptych.jax_model.readers.gguf_tokenizer`.
 """
 
@@ -163,7 +163,7 @@ def around_text(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dic
 
 
 def from_folder(folder: Path) -> TokenizerFiles:
-    """The tokenizer files of a Hugging Face folder. Raises FileNotFoundError or ValueError when there is no usable one."""
+    """The tokenizer files of a Hugging Face folder. Raises FileNotFoundError or ValueError when none can be used."""
     config = _optional(folder / _SPECIAL_MAP) | _optional(folder / CONFIG)
     names = {key: _content(config[key]) for key in NAMED if config.get(key)}
     template = _template(folder, config)
@@ -232,6 +232,5 @@ def _mark_special(tokenizer: library.Tokenizer, names: Mapping[str, str]) -> boo
 def _around(
     tokenizer: library.Tokenizer, config: Mapping[str, Any], names: Mapping[str, str], name: str
 ) -> tuple[str, int] | None:
-    if not config.get(f"add_{name}") or name not in names:
-        return None
-    return names[name], tokenizer.token_to_id(names[name])
+    id = tokenizer.token_to_id(names.get(name, ""))
+    return (names[name], id) if config.get(f"add_{name}") and id is not None else None

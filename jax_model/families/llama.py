@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diptych.jax_model.config import Config, Layer, Rope
+from diptych.jax_model.config import Config, Layer
 from diptych.jax_model.families.foreign import Foreign
 from diptych.jax_model.families.rope_parameters import read_rope
 from diptych.jax_model.families.table import Parameter, pack, row

@@ -43,7 +43,7 @@ class Filling:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One leaf of our tree. ``layer`` is known once the table is expanded; ``gguf`` is None where GGUF has no such row."""
+    """One leaf of our tree. ``layer`` is known once the table is expanded; ``gguf`` is None where GGUF has no name."""
 
     path: str
     huggingface: Filling

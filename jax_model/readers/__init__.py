@@ -56,7 +56,7 @@ class Checkpoint(Protocol):
         """Made on first use. Raises ValueError or FileNotFoundError when there is none that can be used."""
 
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
-        """One tensor, or some rows of a matrix, in float32. Raises KeyError, or ValueError for a type without meaning."""
+        """One tensor, or some rows of a matrix, in float32. Raises KeyError, and ValueError for types of no weights."""
 
     def provenance(self) -> dict[str, Any]:
         """``{"format", "files": {name: {"sha256", "bytes"}}}``; reads every file once."""

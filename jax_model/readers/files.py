@@ -59,8 +59,8 @@ def map_rows(
 ) -> NDArray[np.float32]:
     """Rows of the tensor of ``shape`` that lies in ``nbytes`` at ``offset``, converted to float32.
 
-    ``convert`` takes bytes [rows, bytes of a row].  The file is mapped a chunk at a time and let go, so that neither its
-    pages nor the converter's intermediate values add up.
+    ``convert`` takes bytes [rows, bytes of a row].  The file is mapped a chunk at a time and let go, so that neither
+    its pages nor the converter's intermediate values add up.
     """
     table = shape if len(shape) > 1 else (1, *shape)  # a vector is one row
     row_bytes = nbytes // max(1, table[0])

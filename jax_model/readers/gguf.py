@@ -74,10 +74,8 @@ class GgufCheckpoint:
                 return gguf.dequantize(blocks, stored.type)
             except NotImplementedError:
                 version = importlib.metadata.version("gguf")
-                message = (
-                    f"{self.path}: tensor {name!r} is stored as {stored.type.name}, which gguf {version} cannot read"
-                )
-                raise ValueError(message) from None
+                problem = f"is stored as {stored.type.name}, which gguf {version} cannot read"
+                raise ValueError(f"{self.path}: tensor {name!r} {problem}") from None
 
         return map_rows(self.path, stored.offset, stored.shape, stored.nbytes, dequantize, rows)
 

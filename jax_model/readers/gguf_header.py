@@ -1,8 +1,9 @@
 """The header of a GGUF file, read strictly.
 
-The format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), all little-endian: the magic, a version, how many
-tensors and how many key-value pairs; the pairs (key, type, value); for each tensor its name, dimensions (innermost
-first), type and offset; padding up to ``general.alignment``; the tensors' bytes.  Strings and arrays carry their length.
+The format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), all little-endian: the magic, a version, how
+many tensors and how many key-value pairs; the pairs (key, type, value); for each tensor its name, dimensions (innermost
+first), type and offset; padding up to ``general.alignment``; the tensors' bytes.  Strings and arrays carry their
+length.
 
 The ``gguf`` package has a reader, but it believes every number it reads and keeps an object per vocabulary entry (some
 700 MB for 262144 tokens).  Here every length is checked against what is left of the file before it is used.
@@ -155,9 +156,7 @@ class _Cursor:
                 self.fail(f"{what}: a truth value is neither 0 nor 1; the file is damaged")
             return [byte == 1 for byte in raw]
         if code not in _NUMBERS:
-            self.fail(
-                f"{what} has the unknown or unsupported type {code}; the file is damaged or newer than this reader"
-            )
+            self.fail(f"{what} has the unknown type {code}; the file is damaged, or newer than this reader")
         return self._numbers(code, count, what)
 
     def _numbers(self, code: int, count: int, what: str) -> list[Any]:

@@ -119,8 +119,8 @@ def translate(metadata: Mapping[str, Any], *, vocabulary: int, tied: bool, origi
     known_keys = {*_SIZES.values(), _RMS_EPS, *_READ, *_IDLE, *architecture.keys}
     if unknown := sorted(own.keys() - known_keys):
         raise ValueError(
-            f"{origin}: this version does not know what {', '.join(prefix + key for key in unknown)} means, and leaving it "
-            "out might change what the model computes"
+            f"{origin}: this version does not know what {', '.join(prefix + key for key in unknown)} means, and "
+            "leaving it out might change what the model computes"
         )
     gguf = Foreign(own, f"{origin} ({prefix}*)")
     shared = _shared(gguf, vocabulary)

@@ -4,19 +4,21 @@ A GGUF holds the vocabulary (tokens, their types, their scores), for byte-level 
 kind of tokenizer, and of the rule that splits text before the merges.  The rest is implied by those names; the tables
 below say what, with the components of the models' own tokenizer.json files.
 
-The conversion is ours and not transformers' ``convert_gguf_tokenizer`` because that one gives other ids than the original
-tokenizers on both models that we test with: it knows no ``smollm``, whose digits stand alone, and orders the merges of
-Gemma's whitespace otherwise.  Ours gives all 514906 merges of Gemma 3 and all 58980 of Llama 2 in the original order.
+The conversion is ours and not transformers' ``convert_gguf_tokenizer`` because that one gives other ids than the
+original tokenizers on both models that we test with: it knows no ``smollm``, whose digits stand alone, and orders the
+merges of Gemma's whitespace otherwise.  Ours gives all 514906 merges of Gemma 3 and all 58980 of Llama 2 in the
+original order.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from diptych.jax_model.families import Foreign
-from diptych.jax_model.tokenizers import NAMED, TokenizerFiles, around_text, assemble, dump
+from diptych.jax_model.tokenizers import NAMED, TokenizerFiles, around_text, assemble
 
 __all__ = ["read_tokenizer"]
 
@@ -85,7 +87,8 @@ def read_tokenizer(metadata: Foreign) -> TokenizerFiles:
         vocabulary = _respelled(vocabulary)
     parts = _KINDS[model](metadata, vocabulary)
     names = _names(metadata, vocabulary, parts)
-    added = {name: metadata.get(f"{_KEY}add_{name}", default) for name, default in _added_by_default(parts).items()}
+    defaults = {"bos_token": parts.adds_bos, "eos_token": False}
+    added = {name: metadata.get(f"{_KEY}add_{name}", default) for name, default in defaults.items()}
     config = {
         **{f"add_{name}": adds for name, adds in added.items()},
         "clean_up_tokenization_spaces": False,
@@ -93,13 +96,11 @@ def read_tokenizer(metadata: Foreign) -> TokenizerFiles:
     }
     ids = vocabulary.ids
     bos, eos = (_around(metadata, names, ids, name) if adds else None for name, adds in added.items())
-    tokenizer_json = dump(_tokenizer_json(vocabulary, parts, around_text(bos, eos)))
+    tokenizer_json = json.dumps(
+        _tokenizer_json(vocabulary, parts, around_text(bos, eos)), ensure_ascii=False, separators=(",", ":")
+    )
     template = metadata.find("tokenizer.chat_template", str)
     return assemble(tokenizer_json, config, names, template, [_generation(metadata, parts)], metadata.origin)
-
-
-def _added_by_default(parts: _Parts) -> dict[str, bool]:
-    return {"bos_token": parts.adds_bos, "eos_token": False}
 
 
 def _vocabulary(metadata: Foreign) -> _Vocabulary:
@@ -239,7 +240,8 @@ def _byte_level(metadata: Foreign, vocabulary: _Vocabulary) -> _Parts:
     name = metadata.get(_KEY + "pre", "")
     if name not in _SPLITTINGS:
         raise ValueError(
-            f"{metadata.origin}: '{_KEY}pre' is {name!r}, an unknown way to split a text; known: {', '.join(_SPLITTINGS)}"
+            f"{metadata.origin}: '{_KEY}pre' is {name!r}, an unknown way to split a text; "
+            f"known: {', '.join(_SPLITTINGS)}"
         )
     splitting = _SPLITTINGS[name]
     merges = [merge.split(" ") for merge in _list(metadata, "merges", str)]
@@ -289,7 +291,7 @@ def _sentencepiece(metadata: Foreign, vocabulary: _Vocabulary) -> _Parts:
 
 
 def _scores(metadata: Foreign, vocabulary: _Vocabulary) -> list[float]:
-    """The scores by which sentencepiece orders merges: llama.cpp's converter overwrites the zero of user-defined pieces."""
+    """What sentencepiece orders merges by. User-defined pieces score 0; llama.cpp's converter wrote -1000 over it."""
     scores = _list(metadata, "scores", float)
     if len(scores) != len(vocabulary.tokens):
         raise ValueError(f"{metadata.origin}: {len(vocabulary.tokens)} tokens, but {len(scores)} scores")

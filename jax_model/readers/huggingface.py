@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -72,9 +73,8 @@ def _with_defaults(family: str, raw: Mapping[str, Any], path: Path) -> dict[str,
         try:
             values: dict[str, Any] = CONFIG_MAPPING[family].from_dict(dict(raw)).to_dict()
         except Exception as error:  # its validators raise whatever they like
-            raise ValueError(
-                f"{path}: transformers refuses this configuration: {' '.join(str(error).split())}"
-            ) from error
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{path}: transformers refuses this configuration: {reason}") from error
     return values
 
 
@@ -85,14 +85,14 @@ def _quiet_transformers() -> Iterator[None]:
     before = os.environ.get(variable)
     os.environ[variable] = "1"
     try:
-        from transformers.utils import logging
+        from transformers.utils import logging as transformers_logging
 
-        verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()
+        verbosity = transformers_logging.get_verbosity()
+        transformers_logging.set_verbosity(logging.ERROR)
         try:
             yield
         finally:
-            logging.set_verbosity(verbosity)
+            transformers_logging.set_verbosity(verbosity)
     finally:
         if before is None:
             del os.environ[variable]

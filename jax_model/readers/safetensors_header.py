@@ -59,7 +59,7 @@ def read_header(path: Path) -> dict[str, Stored]:
         if size < 8 or length > size - 8:
             raise Damaged(
                 path,
-                f"the header should be {length} bytes long; the file is cut short (an interrupted download?) or damaged",
+                f"the header should be {length} bytes; the file is cut short (an interrupted download?) or damaged",
             )
         if length > _LIMIT:
             raise Damaged(path, f"the header claims {length} bytes, more than any real one; the file is damaged")
@@ -97,9 +97,8 @@ def _stored(path: Path, name: str, entry: Any, start: int) -> Stored:
     except (KeyError, TypeError, ValueError):
         raise Damaged(path, f"tensor {name!r} is described by {_brief(entry)}; the file is damaged") from None
     if (end - begin) * 8 != math.prod(shape) * bits:
-        raise Damaged(
-            path, f"tensor {name!r}, {dtype} {tuple(shape)}, cannot take {end - begin} bytes; the file is damaged"
-        )
+        problem = f"tensor {name!r}, {dtype} {tuple(shape)}, cannot take {end - begin} bytes"
+        raise Damaged(path, f"{problem}; the file is damaged")
     return Stored(tuple(shape), dtype, start + begin, end - begin)
 
 
@@ -113,9 +112,7 @@ def _check_cover(path: Path, tensors: Mapping[str, Stored], start: int, size: in
     end, before = start, ""
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if tensor.offset != end:
-            raise Damaged(
-                path, f"between tensors {before!r} and {name!r} there is a gap or an overlap; the file is damaged"
-            )
+            raise Damaged(path, f"tensors {before!r} and {name!r} overlap or leave a gap; the file is damaged")
         end, before = tensor.offset + tensor.nbytes, name
     if end != size:
         reason = "cut short (an interrupted download?)" if end > size else "longer than its header says; it is damaged"
