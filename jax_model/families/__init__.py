@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from diptych.jax_model.config import Config
-from diptych.jax_model.families import gemma, llama
+from diptych.jax_model.families import cohere, gemma, llama
 from diptych.jax_model.families.foreign import Foreign
 from diptych.jax_model.families.table import Parameter
 
@@ -31,6 +31,8 @@ _ROPE_BUFFERS = ("*.rotary_emb.inv_freq",)  # old exports of transformers stored
 
 # Keyed by Hugging Face's ``model_type``.
 FAMILIES: dict[str, Family] = {
+    "cohere": Family(cohere.configure, cohere.TABLE, _ROPE_BUFFERS),
+    "cohere2": Family(cohere.configure_cohere2, cohere.TABLE, _ROPE_BUFFERS),
     "llama": Family(llama.configure, llama.TABLE, _ROPE_BUFFERS),
     "gemma3_text": Family(gemma.configure_gemma3, gemma.GEMMA3_TABLE, _ROPE_BUFFERS),
 }

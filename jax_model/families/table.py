@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 
 from diptych.jax_model.config import Config, Layer
 
-__all__ = ["Filling", "Format", "Parameter", "Source", "When", "expand", "join", "pack", "row", "shape_of"]
+__all__ = ["Filling", "Format", "Parameter", "Source", "When", "always", "bias", "expand", "join", "pack", "row", "shape_of"]
 
 Format: TypeAlias = Literal["huggingface", "gguf"]
 When: TypeAlias = Callable[[Config, Layer | None], bool]
@@ -96,6 +96,26 @@ def pack(path: str, *rows: Parameter) -> Parameter:
         Filling(tuple(itertools.chain(*gguf))) if len(gguf) == len(rows) else None,
         rows[0].when,
     )
+
+
+def bias(weight: Parameter, *, when: When = always) -> Parameter:
+    """The bias that belongs to a row of a projection or a norm: named as its weight, in the order of its outputs."""
+
+    def beside(filling: Filling) -> Filling:
+        return Filling(tuple(Source(_bias_name(one.name), _outputs(one.layout)) for one in filling.sources))
+
+    stored = None if weight.gguf is None else beside(weight.gguf)
+    return Parameter(f"{weight.path}_bias", beside(weight.huggingface), stored, when)
+
+
+def _bias_name(weight: str) -> str:
+    return f"{weight.removesuffix('.weight')}.bias"
+
+
+def _outputs(layout: str) -> str:
+    """``"(n j two) d -> d (n two j)"`` gives ``"(n j two) -> (n two j)"``."""
+    stored, ours = (re.findall(r"\([^)]*\)|\w+", side) for side in layout.split("->"))
+    return f"{stored[0]} -> {ours[-1]}"
 
 
 def join(
