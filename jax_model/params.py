@@ -23,7 +23,7 @@ from safetensors import safe_open
 
 from diptych.jax_model.config import Config
 from diptych.jax_model.families import FAMILIES
-from diptych.jax_model.families.table import Parameter, Source, expand, shape_of
+from diptych.jax_model.families.table import Filling, Parameter, Source, expand, shape_of
 from diptych.jax_model.readers import Checkpoint
 
 __all__ = ["Params", "abstract", "configure", "flatten", "load", "read_safetensors", "stream", "unflatten"]
@@ -183,7 +183,7 @@ def _plan(checkpoint: Checkpoint, config: Config) -> list[_Filled]:
 
 
 def _fill(parameter: Parameter, checkpoint: Checkpoint, config: Config, stand_in: Mapping[str, str]) -> _Filled:
-    filling = parameter.filling(checkpoint.format)
+    filling = _filling(parameter, checkpoint, config)
     if filling is None:
         raise ValueError(f"{checkpoint.path}: {parameter.path} of family {config.family!r} has no name in GGUF files")
 
@@ -195,9 +195,18 @@ def _fill(parameter: Parameter, checkpoint: Checkpoint, config: Config, stand_in
     return _Filled(parameter, sources, filling.join, config.sizes(parameter.layer))
 
 
+def _filling(parameter: Parameter, checkpoint: Checkpoint, config: Config) -> Filling | None:
+    """Where the parameter comes from, under the names that this checkpoint uses."""
+    filling, prefix = parameter.filling(checkpoint.format), FAMILIES[config.family].prefix
+    if filling is None or any(name.startswith(prefix) for name in checkpoint.tensors):
+        return filling
+    bare = (replace(source, name=source.name.removeprefix(prefix)) for source in filling.sources)
+    return replace(filling, sources=tuple(bare))
+
+
 def _embed_and_head(checkpoint: Checkpoint, config: Config) -> tuple[str, str]:
     """The stored names of the two matrices that a tied model has one of."""
-    fillings = {parameter.path: parameter.filling(checkpoint.format) for parameter in FAMILIES[config.family].table}
+    fillings = {one.path: _filling(one, checkpoint, config) for one in FAMILIES[config.family].table}
     embed, head = (fillings.get(path) for path in ("embed", "head"))
     return embed.sources[0].name if embed else "", head.sources[0].name if head else ""
 

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from diptych.jax_model.config import Config, Layer
-from diptych.jax_model.families.activations import read_activation
+from diptych.jax_model.config import Config
+from diptych.jax_model.families import llama
 from diptych.jax_model.families.foreign import Foreign
-from diptych.jax_model.families.llama import EMBED, HEAD, MLP, OUT, OUT_BIAS, qkv, qkv_bias
-from diptych.jax_model.families.rope_parameters import read_rope
+from diptych.jax_model.families.llama import ATTN_NORM, EMBED, FINAL_NORM, HEAD, MLP, OUT, OUT_BIAS, qkv, qkv_bias
 from diptych.jax_model.families.table import Parameter, row
 
 
 def configure(hf: Foreign) -> Config:
     """A Command R configuration (transformers ``CohereConfig``)."""
-    D, N = hf.size("hidden_size"), hf.size("num_attention_heads")
-    H = hf.size("head_dim", D // N)
-    max_positions, biased = hf.size("max_position_embeddings"), hf.get("attention_bias", False)
-    rope = read_rope(hf.need("rope_parameters", dict), H, max_positions, hf.origin, interleaved=True)
-    return Config(
-        family="cohere",
-        V=hf.size("vocab_size"),
-        D=D,
-        F=hf.size("intermediate_size"),
-        N=N,
-        K=hf.size("num_key_value_heads", N),
-        H=H,
-        layers=(Layer(rope),) * hf.size("num_hidden_layers"),
-        max_positions=max_positions,
-        norm_eps=hf.need("layer_norm_eps", float),
-        tied=hf.get("tie_word_embeddings", True),
-        attn_scale=H**-0.5,
-        activation=read_activation(hf),
+    biased = hf.get("attention_bias", False)
+    return llama.dense(
+        hf,
+        "cohere",
+        rope_interleaved=True,
         norm="layer",
+        norm_eps=hf.need("layer_norm_eps", float),
         norm_placement="parallel",
         qk_norm="head" if hf.get("use_qk_norm", False) else None,
         qkv_bias=biased,
@@ -44,9 +31,7 @@ def configure(hf: Foreign) -> Config:
 def configure_cohere2(hf: Foreign) -> Config:
     """A Command R7B configuration (transformers ``Cohere2Config``): only layers with a window have rope."""
     config = configure(hf)
-    local = replace(config.layers[0], window=hf.size("sliding_window"))
-    kinds = {"full_attention": Layer(None), "sliding_attention": local}
-    layers = tuple(kinds[kind] for kind in hf.need("layer_types", list))
+    layers = llama.windowed(hf, {"sliding_attention": config.layers[0].rope, "full_attention": None})
     return replace(config, family="cohere2", layers=layers)
 
 
@@ -63,7 +48,7 @@ def _qk_norm(name: str, heads: str) -> Parameter:
 
 TABLE = (
     EMBED,
-    row("layers.{i}.attn_norm", "model.layers.{i}.input_layernorm.weight", "blk.{i}.attn_norm.weight", "d -> d"),
+    ATTN_NORM,
     qkv(interleaved=False),
     qkv_bias(interleaved=False),
     _qk_norm("q", "n"),
@@ -71,6 +56,6 @@ TABLE = (
     OUT,
     OUT_BIAS,
     *MLP,
-    row("final_norm", "model.norm.weight", "output_norm.weight", "d -> d"),
+    FINAL_NORM,
     HEAD,
 )

@@ -1,8 +1,9 @@
-"""Llama and its relatives: SmolLM2, Llama 1 and 2, TinyLlama, Yi and whatever else says ``llama``."""
+"""Llama and its relatives: all that says ``llama`` (SmolLM2, TinyLlama, Yi, Falcon 3), SmolLM3, Seed-OSS, ERNIE 4.5."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from diptych.jax_model.config import Config, Layer
@@ -15,55 +16,87 @@ from diptych.jax_model.rope import Rope
 
 def configure(hf: Foreign) -> Config:
     """A llama configuration (transformers ``LlamaConfig``)."""
-    for switch in ("attention_bias", "mlp_bias"):
-        hf.expect(switch, False)
-    return dense(hf, "llama")
+    biases = hf.get("attention_bias", False)
+    return replace(relative(hf, "llama"), qkv_bias=biases, out_bias=biases, mlp_bias=hf.get("mlp_bias", False))
 
 
-def dense(hf: Foreign, family: str, *, rope_interleaved: bool = False, **switches: Any) -> Config:
-    """A configuration whose keys have the names that llama's have. ``switches`` are fields that differ from llama's.
+def configure_smollm3(hf: Foreign) -> Config:
+    """A SmolLM3 configuration (transformers ``SmolLM3Config``): some layers have no rope."""
+    config = by_type(hf, replace(configure(hf), family="smollm3"))
+    turns = hf.need("no_rope_layers", list)  # 1 where there *is* rope
+    if len(turns) < config.L:
+        raise ValueError(f"{hf.origin}: 'no_rope_layers' has {len(turns)} entries for {config.L} layers")
+    layers = zip(config.layers, turns, strict=False)
+    return replace(config, layers=tuple(layer if turn else replace(layer, rope=None) for layer, turn in layers))
 
-    Every layer has the one rope of ``rope_parameters`` and no window, unless ``layers`` are given.
-    """
+
+def configure_seed_oss(hf: Foreign) -> Config:
+    """A Seed-OSS configuration (transformers ``SeedOssConfig``)."""
+    return replace(configure(hf), family="seed_oss", out_bias=hf.get("attention_out_bias", False))
+
+
+def configure_ernie4_5(hf: Foreign) -> Config:
+    """A dense ERNIE 4.5 configuration (transformers ``Ernie4_5Config``): rope turns neighbours, all biases or none."""
+    biases = hf.get("use_bias", False)
+    config = relative(hf, "ernie4_5", rope_interleaved=True)
+    return replace(config, qkv_bias=biases, out_bias=biases, mlp_bias=biases)
+
+
+def by_type(hf: Foreign, config: Config) -> Config:
+    """Windows for the layers that ``layer_types``, where there is one, calls sliding."""
+    rope = config.layers[0].rope
+    return replace(config, layers=windowed(hf, {"full_attention": rope, "sliding_attention": rope}))
+
+
+def relative(hf: Foreign, family: str, **fields: Any) -> Config:
+    """:func:`dense` for families in which rope turns whole heads, whatever the configuration says of fractions."""
+    config = dense(hf, family, **fields)
+    for layer in config.layers:
+        if layer.rope is not None and layer.rope.width != config.H:
+            raise ValueError(
+                f"{hf.origin}: rope should turn all {config.H} elements of a head in family {family!r}, found "
+                f"{layer.rope.width}"
+            )
+    return config
+
+
+def dense(hf: Foreign, family: str, *, rope_interleaved: bool = False, **fields: Any) -> Config:
+    """A configuration from the keys that most families share; ``fields`` say how this one differs from Llama."""
     N, D = hf.size("num_attention_heads"), hf.size("hidden_size")
     H = hf.size("head_dim", D // N)
-    if "layers" not in switches:
-        rope = read_rope(
-            hf.need("rope_parameters", dict),
-            H,
-            hf.size("max_position_embeddings"),
-            hf.origin,
-            interleaved=rope_interleaved,
-        )
-        switches["layers"] = (Layer(rope),) * hf.size("num_hidden_layers")
-    if "norm_eps" not in switches:
-        switches["norm_eps"] = hf.need("rms_norm_eps", float)
-    if "activation" not in switches:
-        switches["activation"] = read_activation(hf)
-    fields = {
+    max_positions = hf.size("max_position_embeddings")
+    if "layers" not in fields:
+        settings = hf.need("rope_parameters", dict)
+        rope = read_rope(settings, H, max_positions, hf.origin, interleaved=rope_interleaved)
+        fields["layers"] = (Layer(rope),) * hf.size("num_hidden_layers")
+    if "norm_eps" not in fields:
+        fields["norm_eps"] = hf.need("rms_norm_eps", float)
+    if "activation" not in fields:
+        fields["activation"] = read_activation(hf)
+    shared = {
         "V": hf.size("vocab_size"),
         "D": D,
         "F": hf.size("intermediate_size"),
         "N": N,
         "K": hf.size("num_key_value_heads", N),
         "H": H,
-        "max_positions": hf.size("max_position_embeddings"),
+        "max_positions": max_positions,
         "tied": hf.get("tie_word_embeddings", False),
         "attn_scale": H**-0.5,
     }
-    return Config(family=family, **(fields | switches))
+    return Config(family=family, **{**shared, **fields})
 
 
 def windowed(hf: Foreign, ropes: Mapping[str, Rope | None]) -> tuple[Layer, ...]:
-    """The layers of ``layer_types``: each kind with its rope, sliding attention with a window as well.
-
-    Raises ValueError on a kind that has no rope in ``ropes``.
-    """
-    windows = {"sliding_attention": hf.find("sliding_window", int)}
-    kinds = hf.need("layer_types", list)
-    if unknown := set(kinds) - ropes.keys():
-        raise ValueError(f"{hf.origin}: layer_types has {sorted(unknown)}; known kinds: {', '.join(sorted(ropes))}")
-    return tuple(Layer(ropes[kind], windows.get(kind)) for kind in kinds)
+    """Layers by ``layer_types``, where there is one: the rope of its kind, and a window where it slides."""
+    kinds = hf.get("layer_types", ["full_attention"] * hf.size("num_hidden_layers"))
+    if len(kinds) != hf.size("num_hidden_layers") or not set(ropes).issuperset(kinds):
+        raise ValueError(
+            f"{hf.origin}: 'layer_types' should give each of {hf.size('num_hidden_layers')} layers one of "
+            f"{', '.join(ropes)}; found {kinds}"
+        )
+    window = hf.size("sliding_window") if "sliding_attention" in kinds else None
+    return tuple(Layer(ropes[kind], window if kind == "sliding_attention" else None) for kind in kinds)
 
 
 def untied(config: Config, layer: Layer | None) -> bool:
@@ -87,23 +120,19 @@ OUT_BIAS = row(
 )
 
 
-def _mlp(name: str, layout: str) -> Parameter:
-    hf, gguf = f"model.layers.{{i}}.mlp.{name}_proj.weight", f"blk.{{i}}.ffn_{name}.weight"
-    return row(f"layers.{{i}}.mlp.{name}", hf, gguf, layout, when=lambda config, layer: not _mixture(layer))
+def _mlp(part: str, kind: str, layout: str) -> Parameter:
+    path = f"layers.{{i}}.mlp.{part}" + ("_bias" if kind == "bias" else "")
+    hf, gguf = f"model.layers.{{i}}.mlp.{part}_proj.{kind}", f"blk.{{i}}.ffn_{part}.{kind}"
+
+    def when(config: Config, layer: Layer | None) -> bool:
+        mixture = layer is not None and layer.experts is not None
+        return not mixture and (config.mlp_bias or kind == "weight")
+
+    return row(path, hf, gguf, layout, when=when)
 
 
-def _mlp_bias(name: str, layout: str) -> Parameter:
-    hf, gguf = f"model.layers.{{i}}.mlp.{name}_proj.bias", f"blk.{{i}}.ffn_{name}.bias"
-    path = f"layers.{{i}}.mlp.{name}_bias"
-    return row(path, hf, gguf, layout, when=lambda config, layer: config.mlp_bias and not _mixture(layer))
-
-
-def _mixture(layer: Layer | None) -> bool:
-    return layer is not None and layer.experts is not None
-
-
-MLP = (_mlp("gate", "f d -> d f"), _mlp("up", "f d -> d f"), _mlp("down", "d f -> f d"))
-MLP_BIASES = (_mlp_bias("gate", "f -> f"), _mlp_bias("up", "f -> f"), _mlp_bias("down", "d -> d"))
+MLP = (_mlp("gate", "weight", "f d -> d f"), _mlp("up", "weight", "f d -> d f"), _mlp("down", "weight", "d f -> f d"))
+MLP_BIASES = (_mlp("gate", "bias", "f -> f"), _mlp("up", "bias", "f -> f"), _mlp("down", "bias", "d -> d"))
 
 
 def qkv(*, interleaved: bool) -> Parameter:
@@ -143,4 +172,36 @@ MLP_NORM = row(
 )
 FINAL_NORM = row("final_norm", "model.norm.weight", "output_norm.weight", "d -> d")
 
-TABLE = (EMBED, ATTN_NORM, qkv(interleaved=True), OUT, MLP_NORM, *MLP, FINAL_NORM, HEAD)
+
+
+def qk_norms(q: str = "q_norm", k: str = "k_norm") -> tuple[Parameter, Parameter]:
+    """The norms of query and key heads, by their Hugging Face names."""
+    attn = "model.layers.{i}.self_attn"
+    return (
+        row("layers.{i}.attn.q_norm", f"{attn}.{q}.weight", "blk.{i}.attn_q_norm.weight", "h -> h"),
+        row("layers.{i}.attn.k_norm", f"{attn}.{k}.weight", "blk.{i}.attn_k_norm.weight", "h -> h"),
+    )
+
+
+def table(
+    *,
+    interleaved: bool = False,
+    norms: tuple[Parameter, ...] = (),
+    mlp_norm: Parameter = MLP_NORM,
+    mixture: tuple[Parameter, ...] = (),
+) -> tuple[Parameter, ...]:
+    """The table of a relative with norms of its heads, or a mixture; ``interleaved``: GGUF reordered rows of q and k."""
+    attn = (ATTN_NORM, qkv(interleaved=interleaved), qkv_bias(interleaved=interleaved), *norms, OUT, OUT_BIAS)
+    return (EMBED, *attn, mlp_norm, *MLP, *MLP_BIASES, *mixture, FINAL_NORM, HEAD)
+
+
+TABLE = table(interleaved=True)
+SEED_OSS_TABLE = table(
+    mlp_norm=row(
+        "layers.{i}.mlp_norm",
+        "model.layers.{i}.post_attention_layernorm.weight",
+        "blk.{i}.post_attention_norm.weight",
+        "d -> d",
+    ),
+)
+ERNIE4_5_TABLE = table()

@@ -115,7 +115,9 @@ def _bias_name(weight: str) -> str:
 def _outputs(layout: str) -> str:
     """``"(n j two) d -> d (n two j)"`` gives ``"(n j two) -> (n two j)"``."""
     stored, ours = (re.findall(r"\([^)]*\)|\w+", side) for side in layout.split("->"))
-    return f"{stored[0]} -> {ours[-1]}"
+    letters = sorted(re.findall(r"\w+", ours[-1]))
+    outputs = next(axis for axis in stored if sorted(re.findall(r"\w+", axis)) == letters)
+    return f"{outputs} -> {ours[-1]}"
 
 
 def join(
