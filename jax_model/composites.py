@@ -9,7 +9,7 @@ of :mod:`diptych.jax_model.config`; ``E`` stands for heads times head size.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -147,6 +147,7 @@ def attention(
     k_BKSH: Array,
     v_BKSH: Array,
     length_B: Array,
+    sink_N: Array | None = None,
     *,
     heads: int,
     scale: float,
@@ -156,7 +157,8 @@ def attention(
     """Causal grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245) of T queries over the cache: [B, T, E].
 
     Query t of row b sits at position ``length[b] + t`` and sees the slots ``s <= position``, with a ``window`` only
-    those with ``position - s < window``.  Scores and softmax are float32.
+    those with ``position - s < window``.  Scores and softmax are float32.  A ``sink`` is the score of one more slot
+    whose value is zero: what the softmax gives to it is attention to nothing (arXiv:2309.17453).
     """
     B, T, E = q_BTE.shape
     _, K, S, H = k_BKSH.shape
@@ -170,8 +172,15 @@ def attention(
     if window is not None:
         seen_BTS = seen_BTS & (position_BT1 - slot_S < window)
     scores_BKGTS = jnp.where(seen_BTS[:, None, None, :, :], scores_BKGTS, -jnp.inf)
-    out_BKGTH = jnp.einsum("bkgts,bksh->bkgth", softmax(scores_BKGTS).astype(v_BKSH.dtype), v_BKSH)
+    weights_BKGTS = softmax(scores_BKGTS) if sink_N is None else _softmax_with_sink(scores_BKGTS, sink_N)
+    out_BKGTH = jnp.einsum("bkgts,bksh->bkgth", weights_BKGTS.astype(v_BKSH.dtype), v_BKSH)
     return out_BKGTH.transpose(0, 3, 1, 2, 4).reshape(B, T, E).astype(q_BTE.dtype)
+
+
+def _softmax_with_sink(scores_BKGTS: Array, sink_N: Array) -> Array:
+    B, K, G, T, S = scores_BKGTS.shape
+    sink = jnp.broadcast_to(sink_N.astype(jnp.float32).reshape(1, K, G, 1, 1), (B, K, G, T, 1))
+    return lax.slice_in_dim(softmax(jnp.concatenate([scores_BKGTS, sink], axis=-1)), 0, S, axis=-1)
 
 
 @_composite
@@ -181,6 +190,7 @@ def cached_attention(
     cache_v_BKSH: Array,
     length_B: Array,
     inv_freq_R: Array | None,
+    sink_N: Array | None,
     *,
     heads: int,
     scale: float,
@@ -188,11 +198,12 @@ def cached_attention(
     softcap: float | None,
     interleaved: bool,
     magnitude: float,
+    sinks: bool,
 ) -> tuple[Array, Array, Array]:
     """Rotate q and k, append k and v to the cache, attend over it -> (out [B, T, N H], cache_k, cache_v).
 
     ``qkv`` is one packed array ``[B, T, (N + 2 K) H]`` or its three parts along the last axis.  Without ``inv_freq``
-    nothing is rotated.
+    nothing is rotated; ``sinks`` says that there is a ``sink``, see :func:`attention`.
     """
     _, K, _, H = cache_k_BKSH.shape
     q, k, v = qkv if len(qkv) == 3 else jnp.split(qkv[0], [heads * H, (heads + K) * H], axis=-1)
@@ -202,24 +213,94 @@ def cached_attention(
         k = rotary(k, positions_BT, inv_freq_R, heads=K, interleaved=interleaved, magnitude=magnitude)
     cache_k = cache_write(cache_k_BKSH, k, length_B)
     cache_v = cache_write(cache_v_BKSH, v, length_B)
-    out = attention(q, cache_k, cache_v, length_B, heads=heads, scale=scale, window=window, softcap=softcap)
+    out = attention(q, cache_k, cache_v, length_B, sink_N, heads=heads, scale=scale, window=window, softcap=softcap)
     return out, cache_k, cache_v
 
 
 @_composite
 def experts(
-    x_BTD: Array, router_BTE: Array, gate_EDF: Array, up_EDF: Array, down_EFD: Array, *, top_k: int, normalised: bool
+    x_BTD: Array,
+    router_BTE: Array,
+    gate_up: Array,
+    down_EDM: Array,
+    biases: tuple[Array, ...],
+    *,
+    top_k: int,
+    normalised: bool,
+    alpha: float,
+    beta: float,
+    limit: float | None,
 ) -> Array:
-    """A mixture of gated SiLU experts, weighted by the router's ``top_k`` largest probabilities (arXiv:2101.03961).
+    """A mixture of gated experts of width M, each token's weighted sum of ``top_k`` of them (arXiv:2101.03961).
 
-    ``router`` holds logits over all experts.  Every expert is computed for every token and those not chosen are
-    weighted by zero: right on any target, wasteful where no fused operator takes over.
+    ``router`` holds logits over all experts, whose probabilities choose and weight; of equal ones, any may be chosen.
+    ``gate_up`` [E, 2 M, D] alternates rows of the gate and of what it multiplies; ``biases`` are theirs [E, 2 M] and
+    those behind ``down`` [E, D], or none.  For ``alpha``, ``beta`` and ``limit`` see :class:`Experts
+    <diptych.jax_model.config.Experts>`.
     """
-    probabilities = softmax(router_BTE.astype(jnp.float32))
-    least = lax.top_k(probabilities, top_k)[0][..., -1:]
-    weights_BTE = jnp.where(probabilities >= least, probabilities, 0.0)
+
+    def activate(pairs: Array) -> Array:
+        return _gated(pairs, alpha, beta, limit)
+
+    chosen_BTk, indices_BTk = lax.top_k(softmax(router_BTE.astype(jnp.float32)), top_k)
     if normalised:
-        weights_BTE = weights_BTE / jnp.sum(weights_BTE, axis=-1, keepdims=True)
-    hidden_BTEF = jax.nn.silu(jnp.einsum("btd,edf->btef", x_BTD, gate_EDF)) * jnp.einsum("btd,edf->btef", x_BTD, up_EDF)
-    hidden_BTEF = hidden_BTEF * weights_BTE[..., None].astype(x_BTD.dtype)
-    return jnp.einsum("btef,efd->btd", hidden_BTEF, down_EFD)
+        chosen_BTk = chosen_BTk / jnp.sum(chosen_BTk, axis=-1, keepdims=True)
+    chosen_BTk = chosen_BTk.astype(x_BTD.dtype)
+    (B, T, _), E = x_BTD.shape, gate_up.shape[0]
+    if isinstance(B * T, int) and B * T * top_k < E:
+        return _gathered_experts(activate, x_BTD, chosen_BTk, indices_BTk, gate_up, down_EDM, biases)
+    weights_BTE = jnp.sum(jax.nn.one_hot(indices_BTk, E, dtype=x_BTD.dtype) * chosen_BTk[..., None], axis=-2)
+    return _dense_experts(activate, x_BTD, weights_BTE, gate_up, down_EDM, biases)
+
+
+_Activate: TypeAlias = Callable[[Array], Array]
+
+
+def _dense_experts(
+    activate: _Activate,
+    x_BTD: Array,
+    weights_BTE: Array,
+    gate_up: Array,
+    down_EDM: Array,
+    biases: tuple[Array, ...],
+) -> Array:
+    """Every expert for every token; those not chosen weigh nothing."""
+    (B, T, D), (E, _, M) = x_BTD.shape, down_EDM.shape
+    hidden = jnp.einsum("btd,nd->btn", x_BTD, gate_up.reshape(2 * E * M, D))
+    if biases:
+        hidden = hidden + biases[0].reshape(2 * E * M)
+    hidden_BTEM = activate(hidden.reshape(B, T, E, M, 2)) * weights_BTE[..., None]
+    out_BTD = jnp.einsum("btem,edm->btd", hidden_BTEM, down_EDM)
+    return out_BTD + weights_BTE @ biases[1] if biases else out_BTD
+
+
+def _gathered_experts(
+    activate: _Activate,
+    x_BTD: Array,
+    chosen_BTk: Array,
+    indices_BTk: Array,
+    gate_up: Array,
+    down_EDM: Array,
+    biases: tuple[Array, ...],
+) -> Array:
+    """Copies the matrices of the chosen experts: for so few tokens that others would be read for nothing."""
+
+    def chosen(of_all: Array) -> Array:
+        return jnp.take(of_all, indices_BTk, axis=0, mode="clip")
+
+    hidden = jnp.einsum("btd,btknd->btkn", x_BTD, chosen(gate_up))
+    if biases:
+        hidden = hidden + chosen(biases[0])
+    B, T, k, N = hidden.shape
+    hidden_BTkM = activate(hidden.reshape(B, T, k, N // 2, 2)) * chosen_BTk[..., None]
+    out_BTD = jnp.einsum("btkm,btkdm->btd", hidden_BTkM, chosen(down_EDM))
+    return out_BTD + jnp.einsum("btk,btkd->btd", chosen_BTk, chosen(biases[1])) if biases else out_BTD
+
+
+def _gated(pairs: Array, alpha: float, beta: float, limit: float | None) -> Array:
+    """The first of each pair times its sigmoid, times the second (Shazeer 2020, arXiv:2002.05202)."""
+    gate, up = (jnp.squeeze(part, -1) for part in jnp.split(pairs, 2, axis=-1))
+    if limit is not None:
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    scaled = gate if alpha == 1.0 else gate * alpha
+    return gate * jax.nn.sigmoid(scaled) * (up if beta == 0.0 else up + beta)

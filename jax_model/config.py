@@ -35,6 +35,9 @@ class Experts:
     The router's scores are a softmax over all experts; the chosen ones are weighted by their scores, which are first
     divided by their sum where ``normalised`` is set.  ``shared_F`` is the width of one more expert that every token
     passes through (0: none), weighted by a sigmoid gate of its own where ``shared_gate`` is set.
+
+    An expert's gate g multiplies u to ``g · sigmoid(alpha · g) · (u + beta)``, which is SiLU's by default; with a
+    ``limit``, g is clipped to at most that and u to ±that first.
     """
 
     E: int
@@ -43,6 +46,9 @@ class Experts:
     normalised: bool
     shared_F: int = 0
     shared_gate: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float | None = None
 
 
 @dataclass(frozen=True)

@@ -193,12 +193,14 @@ def _attention(
         cache_v,
         length_B,
         None if inv_freq is None else jnp.asarray(inv_freq),
+        weights.get("sink"),
         heads=config.N,
         scale=config.attn_scale,
         window=layer.window,
         softcap=config.attn_softcap,
         interleaved=rope is not None and rope.interleaved,
         magnitude=magnitude,
+        sinks="sink" in weights,
     )
     return _linear(weights, "out", out_BTE), cache_k, cache_v
 
@@ -244,9 +246,13 @@ def _qk_norm(config: Config, weights: Params, name: str, x_BTE: Array) -> Array:
 
 
 def _mlp(config: Config, layer: Layer, weights: Params, h_BTD: Array) -> Array:
-    """The feed-forward layer, gated (Shazeer 2020, arXiv:2002.05202) or plain, or a mixture of them."""
     if layer.experts is not None:
         return _experts(config, layer.experts, weights, h_BTD)
+    return _feed_forward(config, weights, h_BTD)
+
+
+def _feed_forward(config: Config, weights: Params, h_BTD: Array) -> Array:
+    """A feed-forward layer, gated (Shazeer 2020, arXiv:2002.05202) or plain."""
     activation = _ACTIVATIONS[config.activation]
     if not config.gated:
         return _linear(weights, "down", activation(_linear(weights, "up", h_BTD)))
@@ -258,19 +264,23 @@ def _mlp(config: Config, layer: Layer, weights: Params, h_BTD: Array) -> Array:
 
 
 def _experts(config: Config, spec: Experts, weights: Params, h_BTD: Array) -> Array:
+    stacks = weights["experts"]
     out_BTD = experts(
         h_BTD,
-        h_BTD @ weights["router"],
-        *(weights["experts"][name] for name in ("gate", "up", "down")),
+        _linear(weights, "router", h_BTD),
+        stacks["gate_up"],
+        stacks["down"],
+        tuple(stacks[name] for name in ("gate_up_bias", "down_bias") if name in stacks),
         top_k=spec.top_k,
         normalised=spec.normalised,
+        alpha=spec.alpha,
+        beta=spec.beta,
+        limit=spec.limit,
     )
     if spec.shared_F:
-        shared = weights["shared"]
-        hidden = jax.nn.silu(h_BTD @ shared["gate"]) * (h_BTD @ shared["up"])
-        shared_BTD = hidden @ shared["down"]
+        shared_BTD = _feed_forward(config, weights["shared"], h_BTD)
         if spec.shared_gate:
-            shared_BTD = shared_BTD * jax.nn.sigmoid(h_BTD @ shared["weight"])
+            shared_BTD = shared_BTD * jax.nn.sigmoid(h_BTD @ weights["shared_gate"])
         out_BTD = out_BTD + shared_BTD
     return out_BTD
 

@@ -115,12 +115,14 @@ def _attention(
     k: Operand,
     v: Operand,
     length: Operand,
-    *,
+    *sink: Operand,
     heads: int,
     scale: float,
     window: int | None,
     softcap: float | None,
-) -> Operand:
+) -> Any:
+    if sink:
+        return NotImplemented
     B, T, E = ctx.in_avals[0].shape
     H = E // heads
     q = ctx.graph.transpose(ctx.graph.reshape(q, (B, T, E), (B, T, heads, H)), (B, T, heads, H), (0, 2, 1, 3))
@@ -147,6 +149,42 @@ def _window_mask(ctx: Context, length: Operand, window: int) -> ir.Value:
         return ctx.op("And", past, near, like=mask)
 
 
+@composite("diptych.experts", "ort")
+def _mixture(
+    ctx: Context,
+    *operands: Operand,
+    top_k: int,
+    normalised: bool,
+    alpha: float,
+    beta: float,
+    limit: float | None,
+) -> Any:
+    """``MoE``, which computes the chosen experts only. In float32 its kernel takes nothing but interleaved SwiGLU."""
+    x, router, gate_up, down, *biases = operands
+    gate_up_bias, down_bias = biases or (None, None)
+    aval = ctx.in_avals[1]
+    if aval.dtype != np.float32:
+        return NotImplemented
+    B, T, E = aval.shape
+    return ctx.op(
+        "MoE",
+        x,
+        ctx.graph.reshape(router, aval.shape, (B * T, E)),
+        gate_up,
+        gate_up_bias,
+        down,
+        *(() if down_bias is None else (down_bias,)),
+        domain="com.microsoft",
+        k=top_k,
+        normalize_routing_weights=int(normalised),
+        activation_type="swiglu",
+        swiglu_fusion=1,
+        activation_alpha=alpha,
+        activation_beta=beta,
+        **({} if limit is None else {"swiglu_limit": limit}),
+    )
+
+
 @composite("diptych.cached_attention", "ort")
 def _group_query_attention(
     ctx: Context,
@@ -157,6 +195,7 @@ def _group_query_attention(
     softcap: float | None,
     interleaved: bool,
     magnitude: float,
+    sinks: bool,
 ) -> Any:
     """``GroupQueryAttention`` with rotary inside and the cache written in place.
 
@@ -165,14 +204,16 @@ def _group_query_attention(
     out, present, _ = ctx.out_avals
     K, H, T = present.shape[1], present.shape[3], out.shape[1]
     packed = ctx.in_avals[0].shape[2] != out.shape[2]
-    qkv, (cache_k, cache_v, length, *inv_freq) = operands[: 1 if packed else 3], operands[1 if packed else 3 :]
+    qkv, (cache_k, cache_v, length, *rest) = operands[: 1 if packed else 3], operands[1 if packed else 3 :]
+    inv_freq, sink = (rest[:-1], rest[-1:]) if sinks else (rest, [])
     if H % 8 or out.dtype != np.float32 or not all(_turns(table, H) for table in inv_freq):
         return NotImplemented
     rotary: dict[str, Any] = {}
     if inv_freq:
-        width = 2 * inv_freq[0].size
-        rotary = {"do_rotary": 1, **({"rotary_interleaved": 1} if interleaved else {})}
-        rotary |= {} if width == H else {"rotary_embedding_dim": width}
+        rotary = {
+            "do_rotary": 1,
+            **({"rotary_interleaved": 1} if interleaved else {}),
+        }  # the tables' width says how much
     with ctx.graph.shared():
         last = _plus(ctx, length, T - 1, _INT32)
         longest = ctx.op("ReduceMax", last, like=Aval((), _INT32), keepdims=0)
@@ -185,6 +226,8 @@ def _group_query_attention(
         last,
         total,
         *(part for table in inv_freq for part in _rope_tables(ctx, table, magnitude)),
+        *((None,) * (4 - 2 * len(inv_freq)) if sink else ()),  # positions and bias, which nobody gives
+        *sink,
         like=list(ctx.out_avals),
         domain="com.microsoft",
         num_heads=heads,

@@ -164,14 +164,11 @@ def _packed(path: str, kind: str, from_d: str, to_d: str, interleaved: bool, whe
     return pack(path, part("q", "n", interleaved), part("k", "k", interleaved), part("v", "k", False))
 
 
-ATTN_NORM = row(
-    "layers.{i}.attn_norm", "model.layers.{i}.input_layernorm.weight", "blk.{i}.attn_norm.weight", "d -> d"
-)
+ATTN_NORM = row("layers.{i}.attn_norm", "model.layers.{i}.input_layernorm.weight", "blk.{i}.attn_norm.weight", "d -> d")
 MLP_NORM = row(
     "layers.{i}.mlp_norm", "model.layers.{i}.post_attention_layernorm.weight", "blk.{i}.ffn_norm.weight", "d -> d"
 )
 FINAL_NORM = row("final_norm", "model.norm.weight", "output_norm.weight", "d -> d")
-
 
 
 def qk_norms(q: str = "q_norm", k: str = "k_norm") -> tuple[Parameter, Parameter]:

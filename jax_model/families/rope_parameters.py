@@ -44,12 +44,18 @@ def read_rope(
     width = int(head_size * given.get("partial_rotary_factor", 1.0))
     if width % 2:
         raise ValueError(f"{origin}: rope turns pairs of elements, so the turning width must be even, found {width}")
-    return Rope(given.need("rope_theta", float), width, kind.read(given, max_positions), interleaved)
+    scaling = kind.read(given, max_positions)
+    if isinstance(scaling, LongRope) and {len(scaling.short), len(scaling.long)} != {width // 2}:
+        raise ValueError(
+            f"{origin}: rope scaling 'longrope' needs a factor for each of {width // 2} pairs, found "
+            f"{len(scaling.short)} short and {len(scaling.long)} long ones"
+        )
+    return Rope(given.need("rope_theta", float), width, scaling, interleaved)
 
 
 def _llama3(given: Foreign, max_positions: int) -> Scaling:
-    factors = (given.need(key, float) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-    return Llama3(*factors, given.size(_ORIGINAL))
+    factor, low, high = (given.need(key, float) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    return Llama3(factor, low, high, given.size(_ORIGINAL))
 
 
 def _yarn(given: Foreign, max_positions: int) -> Scaling:
@@ -63,8 +69,8 @@ def _yarn(given: Foreign, max_positions: int) -> Scaling:
         factor,
         given.size(_ORIGINAL),
         magnitude,
-        float(given.get("beta_fast", 32)),
-        float(given.get("beta_slow", 1)),
+        given.get("beta_fast", 32.0),
+        given.get("beta_slow", 1.0),
         given.get("truncate", True),
     )
 
@@ -86,6 +92,9 @@ def _longrope(given: Foreign, max_positions: int) -> Scaling:
 
 _KINDS = {
     "default": _Kind(lambda given, max_positions: None),
+    # Frequencies change once a sequence outgrows max_position_embeddings, which is the longest that is served: a cache
+    # whose keys are turned already could not follow.
+    "dynamic": _Kind(lambda given, max_positions: None, frozenset({"factor"})),
     "linear": _Kind(lambda given, max_positions: Linear(given.need("factor", float)), frozenset({"factor"})),
     "llama3": _Kind(_llama3, frozenset({"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL})),
     "yarn": _Kind(
