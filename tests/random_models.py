@@ -24,7 +24,22 @@ GEMMA = Config(
     norm_placement="around", embed_scale=8.0, norm_scale_first=True,
 )  # fmt: skip
 SMALL_HEADS = replace(LLAMA, H=8, layers=(Layer(Rope(1e4, 8)), Layer(Rope(1e4, 8), window=5)))  # no rotary in GQA
-CONFIGS = {"llama": LLAMA, "gemma3": GEMMA, "small_heads": SMALL_HEADS}
+COHERE = Config(
+    family="cohere2", V=97, D=64, F=128, N=6, K=2, H=16,
+    layers=(Layer(Rope(1e4, 16, interleaved=True), window=8), Layer(None)), max_positions=256, norm_eps=1e-5, tied=True,
+    attn_scale=0.25, norm="layer", norm_placement="parallel", qk_norm="head", qkv_bias=True, out_bias=True,
+    logit_scale=0.5,
+)  # fmt: skip
+GPT2 = Config(
+    family="gpt2", V=97, D=64, F=96, N=4, K=4, H=16, layers=(Layer(None),) * 2, max_positions=256, norm_eps=1e-5,
+    tied=True, attn_scale=0.25, activation="gelu_tanh", gated=False, norm="layer", qkv_bias=True, out_bias=True,
+    mlp_bias=True, learned_positions=True,
+)  # fmt: skip
+NEOX = replace(  # rope turns half of each head
+    GPT2, family="gpt_neox", N=2, K=2, H=32, layers=(Layer(Rope(1e4, 16)),) * 2, tied=False, activation="gelu",
+    norm_placement="parallel", learned_positions=False,
+)  # fmt: skip
+CONFIGS = {"llama": LLAMA, "gemma3": GEMMA, "small_heads": SMALL_HEADS, "cohere": COHERE, "gpt2": GPT2, "gpt_neox": NEOX}
 
 
 def random_params(config: Config, seed: int = 0) -> Any:
