@@ -18,7 +18,20 @@ from typing import Literal, TypeAlias
 
 from diptych.jax_model.config import Config, Layer
 
-__all__ = ["Filling", "Format", "Parameter", "Source", "When", "always", "bias", "expand", "join", "pack", "row", "shape_of"]
+__all__ = [
+    "Filling",
+    "Format",
+    "Parameter",
+    "Source",
+    "When",
+    "always",
+    "bias",
+    "expand",
+    "join",
+    "pack",
+    "row",
+    "shape_of",
+]
 
 Format: TypeAlias = Literal["huggingface", "gguf"]
 When: TypeAlias = Callable[[Config, Layer | None], bool]
@@ -125,8 +138,9 @@ def join(
 ) -> Parameter:
     """One parameter out of a stack of equally shaped tensors.
 
-    ``{e}`` in a name stands for every expert's index: all names for the first expert come first, then all for the
-    second.  The joins are layouts of the stack, whose first axis counts the tensors.
+    ``{e}`` in a name stands for every expert's index, ``{n}`` for every query head's, ``{k}`` for every key head's: all
+    names for the first one come first, then all for the second.  The joins are layouts of the stack, whose first axis
+    counts the tensors.
     """
     stored = None if gguf is None else Filling(tuple(Source(name, "") for name in gguf), gguf_join)
     return Parameter(path, Filling(tuple(Source(name, "") for name in hf), hf_join), stored, when)
@@ -138,32 +152,34 @@ def expand(table: tuple[Parameter, ...], config: Config) -> Iterator[Parameter]:
         rows = list(group)
         if per_layer:
             for i, layer in enumerate(config.layers):
-                yield from (_at(row, i, layer) for row in rows if row.when(config, layer))
+                yield from (_at(row, config, i) for row in rows if row.when(config, layer))
         else:
             yield from (row for row in rows if row.when(config, None))
 
 
-def _at(parameter: Parameter, i: int, layer: Layer) -> Parameter:
+def _at(parameter: Parameter, config: Config, i: int) -> Parameter:
     """The row of one layer, with its sources named."""
+    sizes = config.sizes(config.layers[i])
 
     def named(filling: Filling) -> Filling:
-        experts = layer.experts.E if layer.experts is not None else 0
-        return Filling(tuple(_numbered(filling.sources, i, experts)), filling.join)
+        return Filling(tuple(_numbered(filling.sources, i, sizes)), filling.join)
 
     return replace(
         parameter,
         path=parameter.path.replace("{i}", str(i)),
         huggingface=named(parameter.huggingface),
         gguf=None if parameter.gguf is None else named(parameter.gguf),
-        layer=layer,
+        layer=config.layers[i],
     )
 
 
-def _numbered(sources: tuple[Source, ...], i: int, experts: int) -> Iterator[Source]:
-    each = range(experts) if any("{e}" in source.name for source in sources) else range(1)
-    for e in each:
+def _numbered(sources: tuple[Source, ...], i: int, sizes: Mapping[str, int]) -> Iterator[Source]:
+    counted = [letter for letter in "enk" if any(f"{{{letter}}}" in source.name for source in sources)]
+    ranges = [range(sizes[letter]) for letter in counted]
+    for numbers in itertools.product(*ranges):
+        names = dict(zip(counted, map(str, numbers), strict=True))
         for source in sources:
-            yield replace(source, name=source.name.replace("{i}", str(i)).replace("{e}", str(e)))
+            yield replace(source, name=source.name.format(i=i, **names))
 
 
 def shape_of(side: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
