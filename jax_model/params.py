@@ -36,7 +36,6 @@ _COMPARED = 1024  # rows of a tied matrix at a time
 
 # What to say of stored tensors that mean something we cannot compute.
 _UNSUPPORTED = {
-    "rope_freqs.weight": "it holds the frequencies of llama3 rope scaling, which is not supported",
     "*.bias": "the configuration says that there are no biases",
 }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from diptych.jax_model.config import Config
 from diptych.jax_model.families import (
     cohere,
+    deepseek,
     gemma,
     glm,
     gpt,
@@ -43,14 +44,17 @@ class Family:
     prefix: str = ""
 
 
-_ROPE_BUFFERS = ("*.rotary_emb.inv_freq",)  # old exports of transformers stored rope's frequencies
-_MASK_BUFFERS = ("*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias")  # triangles of ones
+# Old exports of transformers stored rope's frequencies; GGUF files what divides them, which their configuration has.
+_ROPE_BUFFERS = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
+_MASK_BUFFERS = ("*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias")  # triangles
 
 
 # Keyed by Hugging Face's ``model_type``.
 FAMILIES: dict[str, Family] = {
     "cohere": Family(cohere.configure, cohere.TABLE, _ROPE_BUFFERS),
     "cohere2": Family(cohere.configure_cohere2, cohere.TABLE, _ROPE_BUFFERS),
+    "deepseek_v2": Family(deepseek.configure_v2, deepseek.TABLE, _ROPE_BUFFERS),
+    "deepseek_v3": Family(deepseek.configure_v3, deepseek.TABLE, (*_ROPE_BUFFERS, "model.layers.61.*")),
     "gpt2": Family(gpt.configure_gpt2, gpt.GPT2_TABLE, _MASK_BUFFERS, prefix="transformer."),
     "gpt_oss": Family(gpt_oss.configure, gpt_oss.TABLE, _ROPE_BUFFERS),
     "gpt_neox": Family(gpt.configure_neox, gpt.NEOX_TABLE, _ROPE_BUFFERS + _MASK_BUFFERS),
@@ -71,6 +75,7 @@ FAMILIES: dict[str, Family] = {
     "glm": Family(glm.configure, glm.TABLE, _ROPE_BUFFERS),
     "glm4": Family(glm.configure_glm4, glm.GLM4_TABLE, _ROPE_BUFFERS),
     "granite": Family(granite.configure, granite.TABLE, _ROPE_BUFFERS),
+    "granitemoe": Family(granite.configure_moe, granite.MOE_TABLE, _ROPE_BUFFERS),
     "olmo": Family(olmo.configure_olmo, olmo.OLMO_TABLE, _ROPE_BUFFERS),
     "olmo2": Family(olmo.configure_olmo2, olmo.OLMO2_TABLE, _ROPE_BUFFERS),
     "olmo3": Family(olmo.configure_olmo3, olmo.OLMO2_TABLE, _ROPE_BUFFERS),

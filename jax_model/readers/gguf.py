@@ -21,7 +21,8 @@ from diptych.jax_model.tokenizers import TokenizerFiles
 
 __all__ = ["GgufCheckpoint"]
 
-EMBED, HEAD = "token_embd.weight", "output.weight"
+EMBED, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+BIASES = {"bias.qkv": "blk.0.attn_q.bias", "bias.out": "blk.0.attn_output.bias", "bias.mlp": "blk.0.ffn_up.bias"}
 
 
 class GgufCheckpoint:
@@ -34,7 +35,8 @@ class GgufCheckpoint:
         self._header = read_header(path)
         self._refuse_parts()
         self.tensors = {
-            name: TensorInfo(stored.shape, stored.type.name) for name, stored in self._header.tensors.items()
+            name: TensorInfo(_without_units(stored.shape), stored.type.name)
+            for name, stored in self._header.tensors.items()
         }
         self.family, values = self._translated()
         self.config = Foreign(values, str(path))
@@ -52,7 +54,20 @@ class GgufCheckpoint:
             if key.endswith(".block_count"):
                 plausible_layers(value, len(self.tensors), origin)
         embed = self.tensors.get(EMBED) or self.tensors.get(HEAD)
-        return translate(metadata, vocabulary=embed.shape[0] if embed else 1, tied=self._tied(), origin=origin)
+        return translate(
+            {**metadata, **self._said_by_tensors()},
+            vocabulary=embed.shape[0] if embed else 1,
+            tied=self._tied(),
+            origin=origin,
+        )
+
+    def _said_by_tensors(self) -> dict[str, Any]:
+        """What the metadata leave to the tensors: which projections have biases, and by what rope's pairs slow down."""
+        prefix = self._header.metadata.get("general.architecture", "")
+        said = {f"{prefix}.{key}": name in self.tensors for key, name in BIASES.items()}
+        if ROPE_FACTORS in self.tensors:
+            said[f"{prefix}.rope.factors"] = self.read(ROPE_FACTORS).tolist()
+        return said
 
     def _tied(self) -> bool:
         """Whether one matrix serves as embedding and head: only one is stored, or both are the same bytes."""
@@ -77,10 +92,16 @@ class GgufCheckpoint:
                 problem = f"is stored as {stored.type.name}, which gguf {version} cannot read"
                 raise ValueError(f"{self.path}: tensor {name!r} {problem}") from None
 
-        return map_rows(self.path, stored.offset, stored.shape, stored.nbytes, dequantize, rows)
+        return map_rows(self.path, stored.offset, self.tensors[name].shape, stored.nbytes, dequantize, rows)
 
     def provenance(self) -> dict[str, Any]:
         return {"format": self.format, "files": hashes([self.path])}
+
+
+def _without_units(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without leading sizes of one, which say nothing to ggml; converters of different age write them or do not."""
+    first = next((i for i, size in enumerate(shape[:-1]) if size != 1), len(shape) - 1)
+    return shape[first:]
 
 
 def _same_bytes(path: Path, a: Stored, b: Stored) -> bool:

@@ -6,6 +6,7 @@ Defaults are those of llama.cpp's loader, which a file that leaves a key out was
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,29 +27,74 @@ _READ = {
     "attention.head_count_kv",
     "attention.key_length",
     "attention.value_length",
+    "bias.mlp",  # the reader's own keys: what it saw among the tensors
+    "bias.out",
+    "bias.qkv",
     "rope.dimension_count",
     "rope.freq_base",
     "rope.scaling.factor",
+    "rope.scaling.original_context_length",
     "rope.scaling.type",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
     "vocab_size",
 }
 # Without meaning for a model that has no experts and no scaling that would use them.
-_IDLE = {"expert_used_count", "rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"}
+_IDLE = {"expert_used_count", "rope.scaling.finetuned", "tensor_data_layout"}
 _DEFAULT_BASE = 10_000.0
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """``family`` is Hugging Face's name; ``rest`` translates what is the architecture's own, read from ``keys``."""
+    """``family`` is Hugging Face's name; ``rest`` translates what is the architecture's own, read from ``keys``.
+
+    A file that counts experts is of the family ``mixture``, if there is one.
+    """
 
     family: str
     rest: Callable[[Foreign, dict[str, Any]], dict[str, Any]]
     keys: frozenset[str] = frozenset()
+    mixture: str | None = None
+
+
+def _plain(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
+    """Llama and its relatives."""
+    return {"hidden_act": "silu", "rope_parameters": _rope(gguf, gguf.get("rope.freq_base", _DEFAULT_BASE), shared)}
 
 
 def _llama(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
-    gguf.expect("expert_count", 0)
-    return {"hidden_act": "silu", "rope_parameters": _rope(gguf, gguf.get("rope.freq_base", _DEFAULT_BASE))}
+    experts = {}
+    if gguf.get("expert_count", 0):
+        experts = {
+            "num_local_experts": gguf.size("expert_count"),
+            "num_experts_per_tok": gguf.size("expert_used_count"),
+        }
+    return {**_plain(gguf, shared), **experts}
+
+
+def _smollm3(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
+    """Every fourth layer has no rope: llama.cpp's loader knows no other period."""
+    turns = [int((i + 1) % 4 != 0) for i in range(shared["num_hidden_layers"])]
+    return {**_plain(gguf, shared), "no_rope_layers": turns}
+
+
+def _ernie4_5(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
+    return {**_plain(gguf, shared), "use_bias": shared["attention_bias"]}
+
+
+def _qwen_moe(gguf: Foreign, shared: dict[str, Any], *, normalised: bool) -> dict[str, Any]:
+    """``normalised``: what llama.cpp's loader takes for granted of the architecture."""
+    gguf.expect("expert_gating_func", 1)  # softmax
+    F, used = shared["intermediate_size"], gguf.size("expert_used_count")
+    return {
+        **_plain(gguf, shared),
+        "moe_intermediate_size": gguf.size("expert_feed_forward_length", F // used or None),
+        "norm_topk_prob": gguf.get("expert_weights_norm", normalised),
+        "num_experts": gguf.size("expert_count"),
+        "num_experts_per_tok": used,
+        "qkv_bias": shared["attention_bias"],
+        "shared_expert_intermediate_size": gguf.size("expert_shared_feed_forward_length", F),
+    }
 
 
 def _gemma3(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +108,7 @@ def _gemma3(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
         "layer_types": _windowed(gguf, layers),
         "query_pre_attn_scalar": float(scalar),
         "rope_parameters": {
-            "full_attention": _rope(gguf, gguf.need("rope.freq_base", float)),
+            "full_attention": _rope(gguf, gguf.need("rope.freq_base", float), shared),
             "sliding_attention": local,
         },
         "sliding_window": gguf.size("attention.sliding_window"),
@@ -80,16 +126,56 @@ def _windowed(gguf: Foreign, layers: int) -> list[str]:
     return ["sliding_attention" if yes else "full_attention" for yes in windowed]
 
 
-def _rope(gguf: Foreign, base: float) -> dict[str, Any]:
+def _rope(gguf: Foreign, base: float, shared: dict[str, Any]) -> dict[str, Any]:
     kind = gguf.get("rope.scaling.type", "none")
+    if factors := gguf.find("rope.factors", list):
+        return _factors(gguf, base, factors, shared)
     if kind == "none":
         return {"rope_type": "default", "rope_theta": base}
-    return {"rope_type": kind, "rope_theta": base, "factor": gguf.need("rope.scaling.factor", float)}
+    scaling = {"rope_type": kind, "rope_theta": base, "factor": gguf.need("rope.scaling.factor", float)}
+    if kind == "yarn":
+        scaling |= {
+            "original_max_position_embeddings": gguf.size("rope.scaling.original_context_length"),
+            "beta_fast": gguf.get("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": gguf.get("rope.scaling.yarn_beta_slow", 1.0),
+        }
+    return scaling
 
+
+def _factors(gguf: Foreign, base: float, factors: list[float], shared: dict[str, Any]) -> dict[str, Any]:
+    """Frequencies divided pair by pair: how the converter writes llama3 scaling. That is a LongRoPE with one list."""
+    gguf.expect("rope.scaling.type", "none")
+    return {
+        "rope_type": "longrope",
+        "rope_theta": base,
+        "short_factor": factors,
+        "long_factor": factors,
+        "original_max_position_embeddings": shared["max_position_embeddings"],
+        "attention_factor": 1.0,
+    }
+
+
+_EXPERTS = frozenset(
+    {
+        "expert_count",
+        "expert_feed_forward_length",
+        "expert_gating_func",
+        "expert_shared_feed_forward_length",
+        "expert_weights_norm",
+    }
+)
 
 # By ``general.architecture``.
 ARCHITECTURES = {
-    "llama": Architecture("llama", _llama, frozenset({"expert_count"})),
+    "llama": Architecture("llama", _llama, frozenset({"expert_count", "rope.factors"}), mixture="mixtral"),
+    "ernie4_5": Architecture("ernie4_5", _ernie4_5),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", _plain),
+    "qwen2": Architecture("qwen2", _plain),
+    "qwen2moe": Architecture("qwen2_moe", functools.partial(_qwen_moe, normalised=False), _EXPERTS),
+    "qwen3": Architecture("qwen3", _plain),
+    "qwen3moe": Architecture("qwen3_moe", functools.partial(_qwen_moe, normalised=True), _EXPERTS),
+    "seed_oss": Architecture("seed_oss", _plain),
+    "smollm3": Architecture("smollm3", _smollm3, frozenset({"rope.factors"})),
     "gemma3": Architecture(
         "gemma3_text",
         _gemma3,
@@ -125,7 +211,8 @@ def translate(metadata: Mapping[str, Any], *, vocabulary: int, tied: bool, origi
     gguf = Foreign(own, f"{origin} ({prefix}*)")
     shared = _shared(gguf, vocabulary)
     shared["tie_word_embeddings"] = tied
-    return architecture.family, shared | architecture.rest(gguf, shared)
+    mixture = architecture.mixture if gguf.get("expert_count", 0) else None
+    return mixture or architecture.family, shared | architecture.rest(gguf, shared)
 
 
 def _shared(gguf: Foreign, vocabulary: int) -> dict[str, Any]:
@@ -135,6 +222,9 @@ def _shared(gguf: Foreign, vocabulary: int) -> dict[str, Any]:
     for key in ("attention.value_length", "rope.dimension_count"):
         gguf.expect(key, H)  # values as wide as keys, and rope over the whole head
     return shared | {
+        "attention_bias": gguf.get("bias.qkv", False),
+        "attention_out_bias": gguf.get("bias.out", False),
+        "mlp_bias": gguf.get("bias.mlp", False),
         "head_dim": H,
         "num_key_value_heads": gguf.size("attention.head_count_kv", N),
         "rms_norm_eps": gguf.need(_RMS_EPS, float),
