@@ -38,6 +38,10 @@ class Experts:
 
     An expert's gate g multiplies u to ``g · sigmoid(alpha · g) · (u + beta)``, which is SiLU's by default; with a
     ``limit``, g is clipped to at most that and u to ±that first.
+
+    DeepSeek's routers (arXiv:2412.19437) may score by sigmoids; choose by the score plus a correction, where
+    ``corrected``; choose from the ``top_groups`` of ``groups`` only, where the sum of its ``group_top`` best ranks a
+    group; and multiply all weights by ``scale``.
     """
 
     E: int
@@ -49,6 +53,12 @@ class Experts:
     alpha: float = 1.0
     beta: float = 0.0
     limit: float | None = None
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    corrected: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_top: int = 1
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,21 @@ class Layer:
     rope: Rope | None  # None: no rotary embedding
     window: int | None = None  # position i sees j where 0 <= i - j < window; None: everything before it
     experts: Experts | None = None  # None: one feed-forward layer of width F
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentLayer(Layer):
+    """A layer with multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434, §2.1).
+
+    All heads share what the cache holds of a token: the ``rank`` elements that keys and values are made from, behind
+    the ones that rope turns.  So there is one key/value head (K = 1) of size H = rope's width + ``rank``.  What would
+    make keys and values of the shared elements is applied to queries and to attention's result instead.
+    """
+
+    rank: int
+    key: int  # elements of a head's key that rope does not turn
+    value: int  # elements of a head's value
+    query_rank: int | None  # queries are made from that many elements; None: from the layer's input
 
 
 @dataclass(frozen=True)
@@ -106,6 +131,9 @@ class Config:
         sizes |= {"p": self.max_positions, "o": (self.N + 2 * self.K) * self.H, "j": self.H // 2, "two": 2, "three": 3}
         if layer is not None and layer.experts is not None:
             sizes |= {"e": layer.experts.E, "m": layer.experts.F, "s": layer.experts.shared_F}
+        if isinstance(layer, LatentLayer):
+            sizes |= {"key": layer.key + self.H - layer.rank, "rank": layer.rank, "qrank": layer.query_rank or 0}
+            sizes |= {"value": layer.value, "keyvalue": layer.key + layer.value}
         return sizes
 
     def to_json(self) -> dict[str, Any]:
@@ -121,7 +149,7 @@ class Config:
 
 
 def _layer(data: dict[str, Any]) -> Layer:
+    kind = LatentLayer if "rank" in data else Layer
     rope, experts = data["rope"], data["experts"]
-    return Layer(
-        None if rope is None else Rope.from_json(rope), data["window"], None if experts is None else Experts(**experts)
-    )
+    rope = None if rope is None else Rope.from_json(rope)
+    return kind(**{**data, "rope": rope, "experts": None if experts is None else Experts(**experts)})

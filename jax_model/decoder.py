@@ -23,8 +23,9 @@ from diptych.jax_model.composites import (
     layer_norm,
     rms_norm,
     rotary,
+    softmax,
 )
-from diptych.jax_model.config import Config, Experts, Layer
+from diptych.jax_model.config import Config, Experts, LatentLayer, Layer
 from diptych.jax_model.rope import Rope, frequencies
 
 __all__ = ["Cache", "decode", "forward_decode", "forward_prefill", "prefill"]
@@ -132,7 +133,11 @@ def _block(
     """One layer. ``delta`` is what the layer before returned; adding it here lets the addition merge with the norm."""
     with jax.named_scope("attn"):
         h_BTD, x_BTD = _enter(config, weights, "attn_norm", x_BTD, delta_BTD)
-        attended_BTD, cache_k, cache_v = _attention(config, layer, weights["attn"], h_BTD, cache_k, cache_v, length_B)
+        operands = weights["attn"], h_BTD, cache_k, cache_v, length_B
+        if isinstance(layer, LatentLayer):
+            attended_BTD, cache_k, cache_v = _latent_attention(config, layer, *operands)
+        else:
+            attended_BTD, cache_k, cache_v = _attention(config, layer, *operands)
         delta_BTD = _leave(config, weights, "attn_post_norm", attended_BTD)
     with jax.named_scope("mlp"):
         if config.norm_placement == "parallel":
@@ -186,23 +191,68 @@ def _attention(
     config: Config, layer: Layer, weights: Params, h_BTD: Array, cache_k: Array, cache_v: Array, length_B: Array
 ) -> tuple[Array, Array, Array]:
     qkv, rope = _qkv(config, layer, weights, h_BTD, length_B)
+    out_BTE, cache_k, cache_v = _attend(config, layer, rope, qkv, weights.get("sink"), cache_k, cache_v, length_B)
+    return _linear(weights, "out", out_BTE), cache_k, cache_v
+
+
+def _attend(
+    config: Config,
+    layer: Layer,
+    rope: Rope | None,
+    qkv: tuple[Array, ...],
+    sink_N: Array | None,
+    cache_k: Array,
+    cache_v: Array,
+    length_B: Array,
+) -> tuple[Array, Array, Array]:
     inv_freq, magnitude = (None, 1.0) if rope is None else frequencies(rope, config.max_positions)
-    out_BTE, cache_k, cache_v = cached_attention(
+    attended: tuple[Array, Array, Array] = cached_attention(
         qkv,
         cache_k,
         cache_v,
         length_B,
         None if inv_freq is None else jnp.asarray(inv_freq),
-        weights.get("sink"),
+        sink_N,
         heads=config.N,
         scale=config.attn_scale,
         window=layer.window,
         softcap=config.attn_softcap,
         interleaved=rope is not None and rope.interleaved,
         magnitude=magnitude,
-        sinks="sink" in weights,
+        sinks=sink_N is not None,
     )
-    return _linear(weights, "out", out_BTE), cache_k, cache_v
+    return attended
+
+
+def _latent_attention(
+    config: Config, layer: LatentLayer, weights: Params, h_BTD: Array, cache_k: Array, cache_v: Array, length_B: Array
+) -> tuple[Array, Array, Array]:
+    """Attention over what all heads share, see :class:`LatentLayer`.
+
+    ``kv_up`` [N, rank, key + value] makes each head's key and value of the shared elements.  A head's score is
+    ``q · (up_key shared)``, which is ``(q up_key) · shared``; and the attended values are ``up_value`` of the attended
+    shared elements.  The cache's values are the shared elements again, behind some that nobody reads.
+    """
+    (B, T, _), turning = h_BTD.shape, config.H - layer.rank
+    query_from = h_BTD
+    if layer.query_rank is not None:
+        query_from = _latent_norm(_linear(weights, "query_down", h_BTD), weights["query_norm"])
+    q_BTNH = (query_from @ weights["query"]).reshape(B, T, config.N, layer.key + turning)
+    plain_BTNH, turned_BTNH = jnp.split(q_BTNH, [layer.key], axis=-1)
+    up_key, up_value = jnp.split(weights["kv_up"], [layer.key], axis=-1)
+    q_BTNH = jnp.concatenate([turned_BTNH, jnp.einsum("btnh,nrh->btnr", plain_BTNH, up_key)], axis=-1)
+    shared_BTR, turned_BTH = jnp.split(_linear(weights, "kv_down", h_BTD), [layer.rank], axis=-1)
+    kv_BTH = jnp.concatenate([turned_BTH, _latent_norm(shared_BTR, weights["kv_norm"])], axis=-1)
+    qkv = q_BTNH.reshape(B, T, config.N * config.H), kv_BTH, kv_BTH
+    out_BTE, cache_k, cache_v = _attend(config, layer, layer.rope, qkv, None, cache_k, cache_v, length_B)
+    _, out_BTNR = jnp.split(out_BTE.reshape(B, T, config.N, config.H), [turning], axis=-1)
+    values_BTNH = jnp.einsum("btnr,nrh->btnh", out_BTNR, up_value)
+    return _linear(weights, "out", values_BTNH.reshape(B, T, config.N * layer.value)), cache_k, cache_v
+
+
+def _latent_norm(x: Array, scale: Array) -> Array:
+    """The norms inside latent attention have an epsilon of their own, whatever the configuration says."""
+    return rms_norm(x, scale, eps=1e-6, scale_first=False)
 
 
 def _linear(weights: Params, name: str, x: Array) -> Array:
@@ -264,10 +314,14 @@ def _feed_forward(config: Config, weights: Params, h_BTD: Array) -> Array:
 
 
 def _experts(config: Config, spec: Experts, weights: Params, h_BTD: Array) -> Array:
-    stacks = weights["experts"]
+    stacks, router_BTE = weights["experts"], _linear(weights, "router", h_BTD)
+    gain: Array | float = spec.scale
+    if spec.scoring != "softmax" or spec.corrected or spec.groups > 1:
+        router_BTE, total = _routed(spec, router_BTE, weights.get("router_correction"))
+        gain = spec.scale if spec.normalised else spec.scale * total
     out_BTD = experts(
         h_BTD,
-        _linear(weights, "router", h_BTD),
+        router_BTE,
         stacks["gate_up"],
         stacks["down"],
         tuple(stacks[name] for name in ("gate_up_bias", "down_bias") if name in stacks),
@@ -277,12 +331,37 @@ def _experts(config: Config, spec: Experts, weights: Params, h_BTD: Array) -> Ar
         beta=spec.beta,
         limit=spec.limit,
     )
+    if not (isinstance(gain, float) and gain == 1.0):
+        out_BTD = out_BTD * gain
     if spec.shared_F:
         shared_BTD = _feed_forward(config, weights["shared"], h_BTD)
         if spec.shared_gate:
             shared_BTD = shared_BTD * jax.nn.sigmoid(h_BTD @ weights["shared_gate"])
         out_BTD = out_BTD + shared_BTD
     return out_BTD
+
+
+def _routed(spec: Experts, router_BTE: Array, correction_E: Array | None) -> tuple[Array, Array]:
+    """The choice of :class:`Experts` as logits [B, T, E] of a softmax that gives the weights divided by their sum, with
+    minus infinity for experts that are not chosen; and the sum [B, T, 1].
+    """
+    B, T, E = router_BTE.shape
+    logits = router_BTE.astype(jnp.float32)
+    scores = jax.nn.sigmoid(logits) if spec.scoring == "sigmoid" else softmax(logits)
+    choice = scores if correction_E is None else scores + correction_E
+    if spec.groups > 1:
+        grouped = choice.reshape(B, T, spec.groups, E // spec.groups)
+        rank_BTG = jnp.sum(lax.top_k(grouped, spec.group_top)[0], axis=-1)
+        choice = jnp.where(_best(rank_BTG, spec.top_groups)[..., None], grouped, -jnp.inf).reshape(B, T, E)
+    chosen = _best(choice, spec.top_k)
+    total = jnp.sum(jnp.where(chosen, scores, 0.0), axis=-1, keepdims=True)
+    return jnp.where(chosen, jnp.log(scores), -jnp.inf).astype(router_BTE.dtype), total.astype(router_BTE.dtype)
+
+
+def _best(x: Array, k: int) -> Array:
+    """Which elements along the last axis are the k largest; of equal ones, the first."""
+    indices = lax.top_k(x, k)[1]
+    return jnp.sum(jax.nn.one_hot(indices, x.shape[-1]), axis=-2) > 0
 
 
 def _head(config: Config, params: Params, x_BPD: Array, delta_BPD: Array) -> Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diptych.jax_model.config import Config, Layer
+from diptych.jax_model.config import Config, Experts, LatentLayer, Layer
 from diptych.jax_model.params import abstract
 from diptych.jax_model.rope import Rope
 
@@ -39,7 +39,34 @@ NEOX = replace(  # rope turns half of each head
     GPT2, family="gpt_neox", N=2, K=2, H=32, layers=(Layer(Rope(1e4, 16)),) * 2, tied=False, activation="gelu",
     norm_placement="parallel", learned_positions=False,
 )  # fmt: skip
-CONFIGS = {"llama": LLAMA, "gemma3": GEMMA, "small_heads": SMALL_HEADS, "cohere": COHERE, "gpt2": GPT2, "gpt_neox": NEOX}
+SINKS = replace(  # and a mixture whose experts have biases and a clipped gate
+    LLAMA, family="gpt_oss", norm_scale_first=True, qkv_bias=True, out_bias=True,
+    layers=tuple(
+        Layer(Rope(1e4, 16), window, Experts(6, 4, 24, normalised=True, alpha=1.702, beta=1.0, limit=1.0))
+        for window in (8, None)
+    ),
+)  # fmt: skip
+LATENT = replace(  # and a router that chooses groups first
+    LLAMA, family="deepseek_v3", N=4, K=1, H=48,
+    layers=tuple(
+        LatentLayer(Rope(1e4, 16, interleaved=True), experts=experts, rank=32, key=12, value=20, query_rank=24)
+        for experts in (
+            None,
+            Experts(8, 3, 24, normalised=True, shared_F=48, scoring="sigmoid", corrected=True, groups=4, top_groups=2,
+                    group_top=2, scale=1.75),
+        )
+    ),
+)  # fmt: skip
+CONFIGS = {
+    "llama": LLAMA,
+    "gemma3": GEMMA,
+    "small_heads": SMALL_HEADS,
+    "cohere": COHERE,
+    "gpt2": GPT2,
+    "gpt_neox": NEOX,
+    "gpt_oss": SINKS,
+    "deepseek": LATENT,
+}
 
 
 def random_params(config: Config, seed: int = 0) -> Any:

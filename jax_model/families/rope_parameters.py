@@ -10,7 +10,7 @@ from typing import Any
 from diptych.jax_model.families.foreign import Foreign
 from diptych.jax_model.rope import Linear, Llama3, LongRope, Rope, Scaling, Yarn
 
-__all__ = ["read_rope"]
+__all__ = ["growth", "read_rope"]
 
 _ORIGINAL = "original_max_position_embeddings"
 
@@ -64,7 +64,7 @@ def _yarn(given: Foreign, max_positions: int) -> Scaling:
     if magnitude is None:
         scales = [given.get(key, 0.0) for key in ("mscale", "mscale_all_dim")]
         both = scales if all(scales) else [1.0, 0.0]  # DeepSeek's quotient of two, or the paper's one
-        magnitude = math.prod(_growth(factor, scale) ** power for scale, power in zip(both, (1, -1), strict=True))
+        magnitude = math.prod(growth(factor, scale) ** power for scale, power in zip(both, (1, -1), strict=True))
     return Yarn(
         factor,
         given.size(_ORIGINAL),
@@ -75,7 +75,7 @@ def _yarn(given: Foreign, max_positions: int) -> Scaling:
     )
 
 
-def _growth(factor: float, scale: float) -> float:
+def growth(factor: float, scale: float) -> float:
     """By how much YaRN lets attention scores grow (arXiv:2309.00071, eq. 22)."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
