@@ -7,6 +7,7 @@ independently of the tables under test.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -49,9 +50,29 @@ def squeezed(name: str, value: np.ndarray, config: Mapping[str, Any]) -> np.ndar
     return value.squeeze()
 
 
+def plus_one(name: str, value: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    return value + np.float32(1) if name.endswith("norm.weight") else value
+
+
+def outputs_first(name: str, value: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """GPT-2's projections, but not its embeddings, lie the other way round."""
+    return value.T if re.search(r"\.c_(attn|fc|proj)\.weight$", name) else value
+
+
+def sorted_heads(name: str, value: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """GPT-NeoX has query, key, value of each head in turn; then all queries come first, all values last."""
+    if "query_key_value" not in name:
+        return value
+    heads = np.split(value, config["num_attention_heads"])
+    return np.concatenate([np.concatenate(part) for part in zip(*(np.split(head, 3) for head in heads), strict=True)])
+
+
 @dataclass(frozen=True)
 class Twin:
-    """``keys`` are those of ``config.json`` beyond the sizes, ``metadata`` those under the architecture's prefix."""
+    """``keys`` are those of ``config.json`` beyond the sizes, ``metadata`` those under the architecture's prefix.
+
+    Metadata of None are not written.
+    """
 
     arch: MODEL_ARCH
     family: str
@@ -99,7 +120,188 @@ EXPERTS_METADATA = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forw
 SHARED = {"shared_expert_intermediate_size": 40, "hidden_size": 96}
 SHARED_METADATA = {"expert_shared_feed_forward_length": 40}
 
+TIED = {"tie_word_embeddings": True}
+GEMMA2_KEYS = {"sliding_window": 24, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0}
+GEMMA2_METADATA = {
+    "attention.sliding_window": 24, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0,
+    "rope.freq_base": None,
+}  # fmt: skip
+LAYER_NORM = {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5}
+NO_SIZES = {"attention.key_length": None, "attention.value_length": None}  # the head's size follows from the width
+ALTERNATING = {"num_hidden_layers": 5, "sliding_window": 24}
+ALTERNATING_METADATA = {
+    "attention.sliding_window": 24, "attention.sliding_window_pattern": [True, True, True, False, True]
+}  # fmt: skip
+LONG_ROPE = {"short": np.linspace(1, 2, 4, dtype=np.float32), "long": np.linspace(1, 9, 4, dtype=np.float32)}
+MULTIPLIERS = {
+    "attention_multiplier": 0.125, "embedding_multiplier": 12.0, "residual_multiplier": 0.25, "logits_scaling": 8.0,
+    "attention_bias": True, "head_dim": 8,
+}  # fmt: skip
+MULTIPLIERS_METADATA = {
+    **NO_SIZES, "attention.scale": 0.125, "embedding_scale": 12.0, "residual_scale": 0.25, "logit_scale": 8.0,
+}  # fmt: skip
+
+EVERY_HEAD = {"head_dim": 8, "num_key_value_heads": 6}
+
 TWINS = {
+    "cohere": Twin(
+        MODEL_ARCH.COMMAND_R,
+        "cohere",
+        {"head_dim": 8, "logit_scale": 0.125, "layer_norm_eps": 1e-5, "use_qk_norm": True, "tie_word_embeddings": True},
+        {**NO_SIZES, **LAYER_NORM, "logit_scale": 0.125, "rope.scaling.type": "none"},
+    ),
+    "cohere2": Twin(
+        MODEL_ARCH.COHERE2,
+        "cohere2",
+        {"head_dim": 8, "num_hidden_layers": 5, "logit_scale": 0.25, "sliding_window": 24, "tie_word_embeddings": True},
+        {
+            **NO_SIZES,
+            **LAYER_NORM,
+            "attention.sliding_window": 24,
+            "logit_scale": 0.25,
+            "rope.dimension_count": 8,
+            "rope.scaling.type": "none",
+            "vocab_size": 97,
+        },
+    ),
+    "gpt2": Twin(
+        MODEL_ARCH.GPT2,
+        "gpt2",
+        {**EVERY_HEAD, "intermediate_size": 192, "tie_word_embeddings": True},
+        {**NO_SIZES, **LAYER_NORM, "attention.head_count_kv": None, "rope.freq_base": None},
+        outputs_first,
+    ),
+    **{
+        f"gpt_neox-{kind}": Twin(
+            MODEL_ARCH.GPTNEOX,
+            "gpt_neox",
+            {**EVERY_HEAD, "rope_theta": 1e4, "rotary_pct": 0.5, "use_parallel_residual": parallel},
+            {
+                **NO_SIZES,
+                **LAYER_NORM,
+                "attention.head_count_kv": None,
+                "rope.dimension_count": 4,
+                "rope.freq_base": None,
+                "use_parallel_residual": parallel,
+            },
+            sorted_heads,
+        )
+        for kind, parallel in (("parallel", True), ("sequential", False))
+    },
+    "gpt_oss": Twin(
+        MODEL_ARCH.GPT_OSS,
+        "gpt_oss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 24,
+            "rope_scaling": {**YARN["rope_scaling"], "truncate": False},
+        },
+        {**YARN_METADATA, "attention.sliding_window": 24, **EXPERTS_METADATA, "expert_feed_forward_length": 80},
+    ),
+    "nemotron": Twin(
+        MODEL_ARCH.NEMOTRON,
+        "nemotron",
+        {**BIASES, "partial_rotary_factor": 0.5, "norm_eps": 1e-5},
+        {**LAYER_NORM, "rope.dimension_count": 8, "rope.scaling.type": "none"},
+        plus_one,
+    ),
+    "gemma": Twin(MODEL_ARCH.GEMMA, "gemma", {**TIED, "rope_theta": 1e4}, {"rope.freq_base": None}, plus_one),
+    "gemma2": Twin(
+        MODEL_ARCH.GEMMA2,
+        "gemma2",
+        {**TIED, **GEMMA2_KEYS, "rope_theta": 1e4, "query_pre_attn_scalar": 16},
+        GEMMA2_METADATA,
+        plus_one,
+    ),
+    "phi": Twin(
+        MODEL_ARCH.PHI2,
+        "phi",
+        {"head_dim": 8, "partial_rotary_factor": 0.5, "rope_theta": 1e4, "intermediate_size": 192},
+        {**NO_SIZES, **LAYER_NORM, "rope.dimension_count": 4, "rope.freq_base": None},
+    ),
+    "phi3": Twin(
+        MODEL_ARCH.PHI3,
+        "phi3",
+        {"head_dim": 8, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 256},
+        {
+            **NO_SIZES,
+            "attention.sliding_window": 0,
+            "rope.dimension_count": 6,
+            "rope.scaling.original_context_length": 256,
+        },
+    ),
+    "phi3-long": Twin(
+        MODEL_ARCH.PHI3,
+        "phi3",
+        {
+            "head_dim": 8,
+            "sliding_window": 30,
+            "original_max_position_embeddings": 64,
+            "rope_scaling": {
+                "type": "longrope",
+                **{f"{kind}_factor": values.tolist() for kind, values in LONG_ROPE.items()},
+            },
+        },
+        {
+            **NO_SIZES,
+            "attention.sliding_window": 30,
+            "rope.dimension_count": 8,
+            "rope.scaling.attn_factor": math.sqrt(1 + math.log(4) / math.log(64)),
+            "rope.scaling.original_context_length": 64,
+        },
+        extra={f"rope_factors_{kind}.weight": values for kind, values in LONG_ROPE.items()},
+    ),
+    "olmo": Twin(
+        MODEL_ARCH.OLMO, "olmo", {"clip_qkv": 2.0}, {**LAYER_NORM, "attention.clamp_kqv": 2.0}, transform=reordered
+    ),
+    "olmo2": Twin(MODEL_ARCH.OLMO2, "olmo2"),
+    "olmo3": Twin(
+        MODEL_ARCH.OLMO2,
+        "olmo3",
+        {
+            **ALTERNATING,
+            "rope_parameters": {
+                "full_attention": {**YARN["rope_scaling"], "attention_factor": 1.25, "rope_theta": 5e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e4},
+            },
+        },
+        {**ALTERNATING_METADATA, **YARN_METADATA, "rope.scaling.yarn_attn_factor": 1.25},
+    ),
+    "exaone4": Twin(MODEL_ARCH.EXAONE4, "exaone4", ALTERNATING, ALTERNATING_METADATA),
+    "exaone4-everywhere": Twin(
+        MODEL_ARCH.EXAONE4, "exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}
+    ),
+    "granite": Twin(MODEL_ARCH.GRANITE, "granite", MULTIPLIERS, MULTIPLIERS_METADATA, reordered),
+    "granitemoe": Twin(
+        MODEL_ARCH.GRANITE_MOE,
+        "granitemoe",
+        {**MULTIPLIERS, "num_local_experts": 4, "num_experts_per_tok": 2},
+        {**MULTIPLIERS_METADATA, "expert_count": 4, "expert_used_count": 2},
+        reordered,
+    ),
+    "glm4": Twin(MODEL_ARCH.GLM4, "glm4", {"partial_rotary_factor": 0.5}, {"rope.dimension_count": 8}),
+    "starcoder2": Twin(
+        MODEL_ARCH.STARCODER2, "starcoder2", {"norm_epsilon": 1e-5, "tie_word_embeddings": True}, LAYER_NORM
+    ),
+    "stablelm": Twin(
+        MODEL_ARCH.STABLELM,
+        "stablelm",
+        {"head_dim": 8, "use_qkv_bias": True, "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+        {**NO_SIZES, **LAYER_NORM, "rope.dimension_count": 2, "rope.freq_base": None, "use_parallel_residual": True},
+    ),
+    "stablelm-12b": Twin(
+        MODEL_ARCH.STABLELM,
+        "stablelm",
+        {
+            "head_dim": 8,
+            "use_parallel_residual": True,
+            "qk_layernorm": True,
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.25,
+        },
+        {**NO_SIZES, **LAYER_NORM, "rope.dimension_count": 2, "rope.freq_base": None, "use_parallel_residual": True},
+    ),
     "llama-biases": Twin(MODEL_ARCH.LLAMA, "llama", BIASES, transform=reordered),
     "llama-linear": Twin(
         MODEL_ARCH.LLAMA,
@@ -169,10 +371,15 @@ def write_gguf(twin: Twin, model: tiny.Tiny, path: Path) -> Path:
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"], "rope.freq_base": config["rope_theta"],
     }  # fmt: skip
     for key, value in {**common, **twin.metadata}.items():
+        if value is None:
+            continue
+        if isinstance(value, list):
+            writer.add_array(f"{arch}.{key}", value)
+            continue
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, bool: writer.add_bool}
         add[type(value)](f"{arch}.{key}", value)  # type: ignore[operator]
     names = gguf.get_tensor_name_map(twin.arch, config["num_hidden_layers"])
-    for name, value in stacked(model.tensors()).items():
+    for name, value in split(stacked(model.tensors())):
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found, f"llama.cpp has no name for {name!r}"
         writer.add_tensor(found, np.ascontiguousarray(twin.transform(name, value, config)))
@@ -186,9 +393,17 @@ def write_gguf(twin: Twin, model: tiny.Tiny, path: Path) -> Path:
 
 
 def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The experts of a layer in one tensor, under the name that the converter gives it."""
+    """One tensor of a layer's experts, or of the norms of its heads, under the name that the converter gives it."""
     result: dict[str, Any] = {}
     for name, value in tensors.items():
+        if name.endswith("block_sparse_moe.input_linear.weight"):
+            layer = re.sub(r"model\.(.*)block_sparse_moe.*", r"\1feed_forward.experts", name)
+            gate, up = np.split(value, 2, axis=1)
+            result |= {f"{layer}.w1.weight": gate, f"{layer}.w3.weight": up}
+            continue
+        if found := re.fullmatch(r"(.*layernorm)\.norms\.\d+\.weight", name):
+            result.setdefault(f"{found[1]}.weight", []).append(value)
+            continue
         if found := re.fullmatch(r"(.*\.experts)\.\d+\.(\w+\.weight)", name):
             merged = f"{found[1]}.{found[2]}"
             merged = re.sub(r"model\.(.*)block_sparse_moe", r"\1feed_forward", merged)
@@ -196,6 +411,20 @@ def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         else:
             result[name] = value
     return {name: np.stack(value) if isinstance(value, list) else value for name, value in result.items()}
+
+
+def split(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """gpt-oss stores experts input-first, gate and up alternating, and no suffix; the file has each by itself."""
+    for name, value in tensors.items():
+        bare, kind = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
+        outputs_first = value.swapaxes(1, 2) if value.ndim == 3 else value
+        if bare.endswith("experts.gate_up_proj"):
+            for i, part in enumerate(("gate", "up")):
+                yield f"{bare.removesuffix('gate_up_proj')}{part}_proj.{kind}", outputs_first[:, i::2]
+        elif bare.endswith("experts.down_proj"):
+            yield f"{bare}.{kind}", outputs_first
+        else:
+            yield (f"{name}.weight" if name.endswith("sinks") else name), value
 
 
 @pytest.mark.parametrize("name", TWINS)

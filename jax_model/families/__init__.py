@@ -45,7 +45,7 @@ class Family:
 
 
 # Old exports of transformers stored rope's frequencies; GGUF files what divides them, which their configuration has.
-_ROPE_BUFFERS = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
+_ROPE_BUFFERS = ("*.rotary_emb.inv_freq", "rope_freqs.weight", "rope_factors_*.weight")
 _MASK_BUFFERS = ("*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias")  # triangles
 
 

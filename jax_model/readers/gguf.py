@@ -21,8 +21,19 @@ from diptych.jax_model.tokenizers import TokenizerFiles
 
 __all__ = ["GgufCheckpoint"]
 
-EMBED, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
-BIASES = {"bias.qkv": "blk.0.attn_q.bias", "bias.out": "blk.0.attn_output.bias", "bias.mlp": "blk.0.ffn_up.bias"}
+EMBED, HEAD = "token_embd.weight", "output.weight"
+FACTORS = {
+    "rope.factors": "rope_freqs.weight",
+    "rope.factors.long": "rope_factors_long.weight",
+    "rope.factors.short": "rope_factors_short.weight",
+}
+OPTIONAL = {
+    "bias.qkv": "blk.0.attn_q.bias",
+    "bias.out": "blk.0.attn_output.bias",
+    "bias.mlp": "blk.0.ffn_up.bias",
+    "norm.mlp": "blk.0.ffn_norm.weight",
+    "norm.qk": "blk.0.attn_q_norm.weight",
+}
 
 
 class GgufCheckpoint:
@@ -62,11 +73,12 @@ class GgufCheckpoint:
         )
 
     def _said_by_tensors(self) -> dict[str, Any]:
-        """What the metadata leave to the tensors: which projections have biases, and by what rope's pairs slow down."""
+        """What the metadata leave to the tensors: which parts there are, and by what rope's pairs slow down."""
         prefix = self._header.metadata.get("general.architecture", "")
-        said = {f"{prefix}.{key}": name in self.tensors for key, name in BIASES.items()}
-        if ROPE_FACTORS in self.tensors:
-            said[f"{prefix}.rope.factors"] = self.read(ROPE_FACTORS).tolist()
+        said: dict[str, Any] = {f"{prefix}.{key}": name in self.tensors for key, name in OPTIONAL.items()}
+        for key, name in FACTORS.items():
+            if name in self.tensors:
+                said[f"{prefix}.{key}"] = self.read(name).tolist()
         return said
 
     def _tied(self) -> bool:
