@@ -39,6 +39,13 @@ NEOX = replace(  # rope turns half of each head
     GPT2, family="gpt_neox", N=2, K=2, H=32, layers=(Layer(Rope(1e4, 16)),) * 2, tied=False, activation="gelu",
     norm_placement="parallel", learned_positions=False,
 )  # fmt: skip
+MIXTURE = replace(  # and one layer that has none
+    LLAMA, family="qwen2_moe", qkv_bias=True,
+    layers=(
+        Layer(Rope(1e4, 16)),
+        Layer(Rope(1e4, 16), experts=Experts(6, 2, 24, normalised=False, shared_F=40, shared_gate=True)),
+    ),
+)  # fmt: skip
 SINKS = replace(  # and a mixture whose experts have biases and a clipped gate
     LLAMA, family="gpt_oss", norm_scale_first=True, qkv_bias=True, out_bias=True,
     layers=tuple(
@@ -63,7 +70,7 @@ CONFIGS = {
     "small_heads": SMALL_HEADS,
     "cohere": COHERE,
     "gpt2": GPT2,
-    "gpt_neox": NEOX,
+    "gpt_neox": NEOX, "mixture": MIXTURE,
     "gpt_oss": SINKS,
     "deepseek": LATENT,
 }

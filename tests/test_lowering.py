@@ -18,6 +18,7 @@ from jax import lax
 
 from diptych.export.lowering import TARGETS, Lowered, convert, lower
 from diptych.export.tracing import named_leaves
+from diptych.jax_model.composites import experts
 from diptych.jax_model.decoder import Cache, decode, prefill
 from random_models import CONFIGS, LLAMA, random_params
 
@@ -164,6 +165,61 @@ def test_the_fused_decode_graph_is_lean() -> None:
         assert not kinds & {"Expand", "Shape", "Concat", "Transpose", "Cast"}, kinds
         if name == "llama":
             assert len(nodes) <= 12
+
+
+def test_the_fused_graphs_compute_chosen_experts_only() -> None:
+    """Matrices of experts go into one operator, as they lie, and nowhere else."""
+    for program in ("prefill", "decode"):
+        graph = lower(program, CONFIGS["mixture"], "ort", S).model.graph  # type: ignore[arg-type]
+        for name in ("gate_up", "down"):
+            uses = graph.initializers[f"layers.1.mlp.experts.{name}"].uses()
+            assert [use.node.op_type for use in uses] == ["MoE"]
+
+
+EXPERTS, WIDTH, HIDDEN = 5, 16, 12
+
+
+def expert_values(x: np.ndarray, gate_up: np.ndarray, down: np.ndarray) -> np.ndarray:
+    """What every expert makes of every token [E, rows, D], in float64, one expert at a time."""
+    gate, up = (gate_up[:, i::2].astype(np.float64) for i in (0, 1))
+    values = []
+    for e in range(EXPERTS):
+        hidden = x @ gate[e].T
+        values.append((hidden / (1 + np.exp(-hidden)) * (x @ up[e].T)) @ down[e].T.astype(np.float64))
+    return np.stack(values)
+
+
+@pytest.mark.parametrize("target", ["jax", *TARGETS])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("B", "T"), [(1, 1), (3, 4)])
+@pytest.mark.parametrize(("top_k", "normalised"), [(2, True), (2, False), (EXPERTS, True)])
+def test_mixtures_weigh_just_as_many_experts_as_they_should(
+    target: str, tied: bool, B: int, T: int, top_k: int, normalised: bool
+) -> None:
+    """Gathered and dense, against one expert at a time; with a router that prefers none, any may be chosen."""
+    random = np.random.default_rng(B * T)
+    shapes = (B, T, WIDTH), (B, T, EXPERTS), (EXPERTS, 2 * HIDDEN, WIDTH), (EXPERTS, WIDTH, HIDDEN)
+    x, router, gate_up, down = inputs = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+    router *= not tied
+
+    def mixture(*arrays: Any) -> Any:
+        return experts(*arrays, (), top_k=top_k, normalised=normalised, alpha=1.0, beta=0.0, limit=None)
+
+    if target == "jax":
+        got = np.asarray(mixture(*map(jnp.asarray, inputs)))
+    else:
+        run = session(converted(mixture, tuple(inputs), 1, target), {})
+        got = run.run(None, {f"x{i}": array for i, array in enumerate(inputs)})[0]
+    values = expert_values(x.reshape(B * T, WIDTH), gate_up, down)
+    probabilities = np.exp(router.reshape(B * T, EXPERTS).astype(np.float64))
+    probabilities /= probabilities.sum(-1, keepdims=True)
+    for row, total in enumerate(got.reshape(B * T, WIDTH)):
+        weights = np.linalg.lstsq(values[:, row].T, total, rcond=None)[0]
+        want = np.sort(probabilities[row])[-top_k:]
+        want = want / want.sum() if normalised else want
+        np.testing.assert_allclose(np.sort(weights), np.pad(want, (EXPERTS - top_k, 0)), atol=1e-5)
+        if not tied:
+            assert set(np.argsort(weights)[-top_k:]) == set(np.argsort(probabilities[row])[-top_k:])
 
 
 def test_standard_targets_use_the_default_domain_only() -> None:

@@ -187,7 +187,7 @@ def table(
     mlp_norm: Parameter = MLP_NORM,
     mixture: tuple[Parameter, ...] = (),
 ) -> tuple[Parameter, ...]:
-    """The table of a relative with norms of its heads, or a mixture; ``interleaved``: GGUF reordered rows of q and k."""
+    """The table of a relative, with norms of its heads and a mixture; ``interleaved``: GGUF reordered q and k."""
     attn = (ATTN_NORM, qkv(interleaved=interleaved), qkv_bias(interleaved=interleaved), *norms, OUT, OUT_BIAS)
     return (EMBED, *attn, mlp_norm, *MLP, *MLP_BIASES, *mixture, FINAL_NORM, HEAD)
 
