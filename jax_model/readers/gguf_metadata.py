@@ -270,7 +270,7 @@ def _nemotron(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
 
 
 def _windowed(gguf: Foreign, layers: int, period: int) -> list[str]:
-    """The kind of each layer: every ``period``-th sees everything, unless the file has a period or a list of its own."""
+    """The kind of each layer: every ``period``-th sees everything, unless the file has a rule of its own."""
     pattern = gguf.find(_PATTERN)
     if isinstance(pattern, list) and len(pattern) == layers:
         windowed = [bool(value) for value in pattern]
@@ -354,9 +354,7 @@ ARCHITECTURES = {
     "glm4": Architecture("glm4", _plain, partial=True),
     "gpt-oss": Architecture("gpt_oss", _gpt_oss, _WINDOWS | _EXPERTS),
     "gpt2": Architecture("gpt2", _gpt2, eps=("layer_norm_epsilon", _LAYER_EPS)),
-    "gptneox": Architecture(
-        "gpt_neox", _gpt_neox, frozenset({"use_parallel_residual"}), eps=_LAYER_NORM, partial=True
-    ),
+    "gptneox": Architecture("gpt_neox", _gpt_neox, frozenset({"use_parallel_residual"}), eps=_LAYER_NORM, partial=True),
     "granite": Architecture("granite", _granite, _MULTIPLIERS),
     "granitemoe": Architecture("granite", _granite, _MULTIPLIERS | {"expert_count"}, mixture="granitemoe"),
     "nemotron": Architecture("nemotron", _nemotron, eps=("norm_eps", _LAYER_EPS), partial=True),
