@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from diptych.jax_model import tokenizers
 from diptych.jax_model.families import Foreign
-from diptych.jax_model.readers import TensorInfo, plausible_layers, supported
+from diptych.jax_model.readers import TensorInfo, mxfp4, plausible_layers, supported
 from diptych.jax_model.readers.files import hashes, map_rows, read_json
 from diptych.jax_model.readers.safetensors_header import CONVERTERS, Stored, read_header
 
@@ -35,23 +35,48 @@ class HuggingFaceCheckpoint:
         self.path = path
         raw = read_json(_present(path, CONFIG))
         self.family = supported(raw.get("model_type"), str(path / CONFIG))
-        if raw.get("quantization_config"):
-            raise ValueError(f"{path / CONFIG}: these weights are quantised already; name the unquantised model")
         self._places = _places(path)
         self.tensors = {name: TensorInfo(stored.shape, stored.dtype) for name, (_, stored) in self._places.items()}
+        if quantised := raw.get("quantization_config"):
+            self._unpack(quantised.get("quant_method"))
         plausible_layers(raw.get("num_hidden_layers"), len(self.tensors), str(path / CONFIG))
         self.config = Foreign(_with_defaults(self.family, raw, path / CONFIG), str(path / CONFIG))
+
+    def _unpack(self, method: str) -> None:
+        """Tensors in blocks under the names and shapes that the model knows. Raises ValueError on an unknown method."""
+        if method != mxfp4.METHOD:
+            problem = f"these weights are quantised already ({method}); name the unquantised model"
+            raise ValueError(f"{self.path / CONFIG}: {problem}")
+        for name in sorted(mxfp4.pairs(self.tensors)):
+            blocks, scales = (self.tensors.pop(name + part).shape for part in (mxfp4.BLOCKS, mxfp4.SCALES))
+            if len(blocks) != 4 or blocks != (*scales, 16):
+                raise ValueError(f"{self.path}: {name!r} has blocks {blocks}, which do not fit its scales {scales}")
+            E, rows, groups, _ = blocks
+            self.tensors[name] = TensorInfo((E, 32 * groups, rows), "MXFP4")
 
     @functools.cached_property
     def tokenizer(self) -> tokenizers.TokenizerFiles:
         return tokenizers.from_folder(self.path)
 
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
+        if name not in self._places:
+            return self._read_blocks(name, rows)
         file, stored = self._places[name]
         if stored.dtype not in CONVERTERS:
             known = ", ".join(CONVERTERS)
             raise ValueError(f"{file}: tensor {name!r} is stored as {stored.dtype}; weights may be stored as {known}")
         return map_rows(file, stored.offset, stored.shape, stored.nbytes, CONVERTERS[stored.dtype], rows)
+
+    def _read_blocks(self, name: str, rows: slice | None) -> NDArray[np.float32]:
+        E, columns, height = self.tensors[name].shape
+        parts = []
+        for part, width, convert in ((mxfp4.BLOCKS, 32, mxfp4.halves), (mxfp4.SCALES, 1, mxfp4.powers)):
+            file, stored = self._places[name + part]
+            shape = (E, height, columns // 32, width)
+            parts.append(map_rows(file, stored.offset, shape, stored.nbytes, convert, rows))
+        values, scales = parts
+        values *= scales
+        return values.reshape(-1, height, columns).swapaxes(1, 2)
 
     def provenance(self) -> dict[str, Any]:
         shards = {file for file, _ in self._places.values()}
