@@ -20,6 +20,7 @@ import pytest
 from gguf import MODEL_ARCH
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
 import tiny
 from diptych.jax_model.config import Config
@@ -29,6 +30,7 @@ from diptych.jax_model.params import configure, flatten, load
 from diptych.jax_model.readers import open_checkpoint
 from diptych.jax_model.rope import frequencies
 
+WEIGHTS = "model.safetensors"
 Transform = Callable[[str, np.ndarray, Mapping[str, Any]], np.ndarray]
 
 
@@ -435,6 +437,17 @@ def test_twins_are_equal(name: str, tmp_path: Path) -> None:
     assert first.keys() == second.keys()
     for path, value in first.items():
         np.testing.assert_array_equal(value, second[path], err_msg=path)
+
+
+def test_a_model_stored_without_its_head(tmp_path: Path) -> None:
+    """As GPT-2 was published: names without a prefix, and the causal mask among the weights."""
+    folder, _ = checkpoint(TWINS["gpt2"], tmp_path)
+    whole = flatten(load(open_checkpoint(folder)))
+    tensors = {name.removeprefix("transformer."): value for name, value in load_file(folder / WEIGHTS).items()}
+    masks = {f"h.{i}.attn.bias": np.tril(np.ones((1, 1, 8, 8), np.float32)) for i in range(2)}
+    save_file({**tensors, **masks}, folder / WEIGHTS)
+    for path, value in flatten(load(open_checkpoint(folder))).items():
+        np.testing.assert_array_equal(value, whole[path], err_msg=path)
 
 
 def assert_same_configuration(one: Config, other: Config) -> None:

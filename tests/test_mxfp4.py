@@ -14,10 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 from diptych.jax_model.params import flatten, load
 from diptych.jax_model.readers import open_checkpoint
-from test_family_twins import TWINS, checkpoint
+from test_family_twins import TWINS, WEIGHTS, checkpoint
 
 KEYS = {**TWINS["gpt_oss"].keys, "hidden_size": 96, "intermediate_size": 64}
-WEIGHTS = "model.safetensors"
 
 
 def number(code: int) -> float:

@@ -14,7 +14,7 @@ from diptych.jax_model.families.table import Parameter, row
 def configure(hf: Foreign) -> Config:
     """A Command R configuration (transformers ``CohereConfig``)."""
     biased = hf.get("attention_bias", False)
-    return llama.dense(
+    return llama.relative(
         hf,
         "cohere",
         rope_interleaved=True,

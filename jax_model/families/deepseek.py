@@ -52,6 +52,7 @@ def _latent(hf: Foreign, family: str, experts: Experts, *, interleaved: bool) ->
     N, turning = hf.size("num_attention_heads"), hf.size("qk_rope_head_dim")
     hf.expect("num_key_value_heads", N)
     settings, max_positions = hf.need("rope_parameters", dict), hf.size("max_position_embeddings")
+    Foreign(settings, f"{hf.origin}: rope_parameters").expect("partial_rotary_factor", 1.0)
     layer = LatentLayer(
         read_rope(settings, turning, max_positions, hf.origin, interleaved=interleaved),
         rank=hf.size("kv_lora_rank"),

@@ -24,7 +24,7 @@ def configure(hf: Foreign) -> Config:
         beta=1.0,
         limit=hf.need("swiglu_limit", float),
     )
-    config = llama.dense(hf, "gpt_oss", norm_scale_first=True, qkv_bias=biased, out_bias=biased)
+    config = llama.relative(hf, "gpt_oss", norm_scale_first=True, qkv_bias=biased, out_bias=biased)
     rope = config.layers[0].rope
     layers = llama.windowed(hf, {"full_attention": rope, "sliding_attention": rope})
     return replace(config, layers=tuple(replace(layer, experts=experts) for layer in layers))

@@ -38,7 +38,7 @@ class HuggingFaceCheckpoint:
         self._places = _places(path)
         self.tensors = {name: TensorInfo(stored.shape, stored.dtype) for name, (_, stored) in self._places.items()}
         if quantised := raw.get("quantization_config"):
-            self._unpack(quantised.get("quant_method"))
+            self._unpack(quantised.get("quant_method", "by an unnamed method"))
         plausible_layers(raw.get("num_hidden_layers"), len(self.tensors), str(path / CONFIG))
         self.config = Foreign(_with_defaults(self.family, raw, path / CONFIG), str(path / CONFIG))
 
