@@ -92,7 +92,7 @@ class Rope:
         scaling = data["scaling"]
         if scaling is not None:
             fields = {key: tuple(value) if isinstance(value, list) else value for key, value in scaling.items()}
-            scaling = _SCALINGS[fields.pop("kind")](**fields)
+            scaling = _SCALINGS[str(fields.pop("kind"))](**fields)
         return cls(data["base"], data["width"], scaling, data["interleaved"])
 
 
@@ -136,7 +136,8 @@ def _yarn(period: _F32, rope: Rope, scaling: Yarn) -> _F32:
     low, high = max(low, 0), min(high, rope.width - 1)
     ramp = np.clip((np.arange(rope.width // 2, dtype=np.float32) - low) / max(high - low, 0.001), 0, 1)
     kept = (1 - ramp).astype(np.float32)
-    return (1 / (scaling.factor * period) * (1 - kept) + 1 / period * kept).astype(np.float32)
+    inv_freq: _F32 = (1 / (scaling.factor * period) * (1 - kept) + 1 / period * kept).astype(np.float32)
+    return inv_freq
 
 
 def tables(inv_freq: _F32, positions: int, magnitude: float = 1.0) -> tuple[_F32, _F32]:

@@ -42,7 +42,7 @@ def _sparse(hf: Foreign, config: Config, **shared: Any) -> Config:
     """Experts in every ``decoder_sparse_step``-th layer, unless ``mlp_only_layers`` has it."""
     experts = read_experts(
         hf,
-        "num_experts" if hf.find("num_experts") else "num_local_experts",  # transformers 5 has either name
+        "num_local_experts" if hf.find("num_experts") is None else "num_experts",  # transformers 5 has either name
         hf.size("moe_intermediate_size"),
         normalised=hf.get("norm_topk_prob", False),
         **shared,
