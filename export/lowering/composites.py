@@ -7,7 +7,7 @@ without a rule in a target's dialects is lowered through its decomposition.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -89,14 +89,14 @@ def _rotary(
     if not isinstance(inv_freq, np.ndarray):
         return NotImplemented
     head_size, width = ctx.in_avals[0].shape[-1] // heads, 2 * inv_freq.size
+    options: dict[str, Any] = {} if width == head_size else {"rotary_embedding_dim": width}
     return ctx.op(
         "RotaryEmbedding",
         x,
         *_rope_tables(ctx, inv_freq, magnitude),
         ctx.graph.cast(positions, np.int64),
         num_heads=heads,
-        **({"interleaved": 1} if interleaved else {}),
-        **({} if width == head_size else {"rotary_embedding_dim": width}),
+        **({"interleaved": 1, **options} if interleaved else options),
     )
 
 
@@ -127,7 +127,7 @@ def _attention(
     H = E // heads
     q = ctx.graph.transpose(ctx.graph.reshape(q, (B, T, E), (B, T, heads, H)), (B, T, heads, H), (0, 2, 1, 3))
     like = Aval((B, heads, T, H), ctx.out_avals[0].dtype)
-    options = {"scale": scale, **({} if softcap is None else {"softcap": softcap})}
+    options: dict[str, Any] = {"scale": scale, **({} if softcap is None else {"softcap": softcap})}
     if window is None:
         with ctx.graph.shared():
             end = _plus(ctx, ctx.graph.cast(length, np.int64), T, _INT64)
@@ -162,6 +162,7 @@ def _mixture(
     """``MoE``, which computes the chosen experts only. In float32 its kernel takes nothing but interleaved SwiGLU."""
     x, router, gate_up, down, *biases = operands
     gate_up_bias, down_bias = biases or (None, None)
+    clip: dict[str, Any] = {} if limit is None else {"swiglu_limit": limit}
     aval = ctx.in_avals[1]
     if aval.dtype != np.float32:
         return NotImplemented
@@ -181,7 +182,7 @@ def _mixture(
         swiglu_fusion=1,
         activation_alpha=alpha,
         activation_beta=beta,
-        **({} if limit is None else {"swiglu_limit": limit}),
+        **clip,
     )
 
 
@@ -206,14 +207,12 @@ def _group_query_attention(
     packed = ctx.in_avals[0].shape[2] != out.shape[2]
     qkv, (cache_k, cache_v, length, *rest) = operands[: 1 if packed else 3], operands[1 if packed else 3 :]
     inv_freq, sink = (rest[:-1], rest[-1:]) if sinks else (rest, [])
-    if H % 8 or out.dtype != np.float32 or not all(_turns(table, H) for table in inv_freq):
+    turning = [table for table in inv_freq if _turns(table, H)]
+    if H % 8 or out.dtype != np.float32 or len(turning) < len(inv_freq):
         return NotImplemented
     rotary: dict[str, Any] = {}
-    if inv_freq:
-        rotary = {
-            "do_rotary": 1,
-            **({"rotary_interleaved": 1} if interleaved else {}),
-        }  # the tables' width says how much
+    if turning:  # the tables' width says how much of a head turns
+        rotary = {"do_rotary": 1, **({"rotary_interleaved": 1} if interleaved else {})}
     with ctx.graph.shared():
         last = _plus(ctx, length, T - 1, _INT32)
         longest = ctx.op("ReduceMax", last, like=Aval((), _INT32), keepdims=0)
@@ -225,8 +224,8 @@ def _group_query_attention(
         cache_v,
         last,
         total,
-        *(part for table in inv_freq for part in _rope_tables(ctx, table, magnitude)),
-        *((None,) * (4 - 2 * len(inv_freq)) if sink else ()),  # positions and bias, which nobody gives
+        *(part for table in turning for part in _rope_tables(ctx, table, magnitude)),
+        *((None,) * (4 - 2 * len(turning)) if sink else ()),  # rope without tables, positions, bias: nobody gives them
         *sink,
         like=list(ctx.out_avals),
         domain="com.microsoft",
@@ -239,7 +238,7 @@ def _group_query_attention(
     )
 
 
-def _turns(inv_freq: Operand, H: int) -> bool:
+def _turns(inv_freq: Operand, H: int) -> TypeGuard[np.ndarray]:
     """Whether GroupQueryAttention can rotate a head of size H so; its kernel works in vectors of eight."""
     return isinstance(inv_freq, np.ndarray) and H % 16 == 0 and inv_freq.size % 8 == 0
 
