@@ -34,8 +34,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (root / "junk.gguf").write_bytes(b"GGUF" + bytes(range(256)))
     artifact = root / "artifact"
     assert main(["export", str(folder), "-o", str(artifact), "--name", "tiny"]) == 0
-    names = ("artifact", "checkpoint", "cut.gguf", "empty", "junk.gguf", "model.gguf", "text", "unknown")
-    return {name: root / name for name in names} | {"missing": root / "missing", "new": root / "new"}
+    names = ("artifact", "checkpoint", "empty", "missing", "new", "text", "unknown")
+    files = {"gguf": gguf, "cut": root / "cut.gguf", "junk": root / "junk.gguf"}
+    return {name: root / name for name in names} | files
 
 
 Call = Callable[..., tuple[int, str, str]]
@@ -58,8 +59,8 @@ def call(places: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> Call:
 WRONG_INPUT = {
     "no such file": ("export {missing} -o {new}", "missing"),
     "empty folder": ("export {empty} -o {new}", "empty"),
-    "cut GGUF": ("export {cut.gguf} -o {new}", "cut.gguf"),
-    "junk after the magic": ("export {junk.gguf} -o {new}", "junk.gguf"),
+    "cut GGUF": ("export {cut} -o {new}", "cut.gguf"),
+    "junk after the magic": ("export {junk} -o {new}", "junk.gguf"),
     "no model at all": ("export {text} -o {new}", "text"),
     "unknown architecture": ("export {unknown} -o {new}", "mamba llama gemma3_text"),
     "output exists": ("export {checkpoint} -o {artifact}", "artifact --force"),
@@ -77,7 +78,7 @@ WRONG_INPUT = {
     "verify against nothing": ("verify {artifact} --source {missing}", "missing"),
     "verify no step": ("verify {artifact} --steps 0", "--steps"),
     "run nothing": ("run {missing} Hello", "missing"),
-    "run a file": ("run {model.gguf} Hello", "model.gguf"),
+    "run a file": ("run {gguf} Hello", "model.gguf"),
     "run a checkpoint": ("run {checkpoint} Hello", "manifest.json"),
     "no prompt": ("run {artifact}", "PROMPT"),
     "cold temperature": ("run {artifact} Hello --temperature -1", "--temperature"),
@@ -104,7 +105,7 @@ def test_wrong_input_costs_one_line(call: Call, places: dict[str, Path], line: s
 
 def test_a_failed_export_leaves_nothing_beside_its_output(call: Call, places: dict[str, Path]) -> None:
     before = set(places["new"].parent.iterdir())
-    assert call("export", "{cut.gguf}", "-o", "{new}")[0] == 2
+    assert call("export", "{cut}", "-o", "{new}")[0] == 2
     assert set(places["new"].parent.iterdir()) == before
 
 
@@ -122,7 +123,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_export_prints_one_json_object(call: Call, tmp_path: Path) -> None:
-    code, out, err = call("export", "{model.gguf}", "-o", str(tmp_path / "a"), "--no-verify", "--json")
+    code, out, err = call("export", "{gguf}", "-o", str(tmp_path / "a"), "--no-verify", "--json")
     report = json.loads(out)
     assert (code, err) == (0, "")
     assert report["path"] == str(tmp_path / "a")
@@ -197,7 +198,7 @@ def test_a_seed_repeats_and_stop_strings_end(call: Call) -> None:
 
 
 def test_inspect_agrees_about_artifact_and_checkpoint(call: Call) -> None:
-    described = {name: json.loads(call("inspect", f"{{{name}}}", "--json")[1]) for name in ("artifact", "model.gguf")}
+    described = {name: json.loads(call("inspect", f"{{{name}}}", "--json")[1]) for name in ("artifact", "gguf")}
     artifact, checkpoint = described.values()
     assert (artifact["kind"], checkpoint["kind"]) == ("artifact", "checkpoint")
     for key in ("model", "parameters", "memory", "tokenizer"):
@@ -209,7 +210,7 @@ def test_inspect_agrees_about_artifact_and_checkpoint(call: Call) -> None:
     assert artifact["tokenizer"]["chat_template"]
 
 
-@pytest.mark.parametrize("source", ["artifact", "checkpoint", "model.gguf"])
+@pytest.mark.parametrize("source", ["artifact", "checkpoint", "gguf"])
 def test_inspect_for_people(call: Call, source: str) -> None:
     code, out, err = call("inspect", f"{{{source}}}")
     assert (code, err) == (0, "")

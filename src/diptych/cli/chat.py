@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from typing import TYPE_CHECKING
 
+from diptych.cli.errors import explain
 from diptych.cli.options import (
     Artifact,
     MaxTokens,
@@ -44,10 +44,12 @@ def chat(
     from diptych.runtime import load
 
     model = load(artifact, sessions=sessions, threads=threads)
+    session = model.session()  # keeps the cache: what a turn shares with the one before is not computed again
 
     def answer(messages: list[Message]) -> Generation:
         return model.stream(
             messages,
+            session=session,
             max_tokens=max_tokens,
             temperature=temperature,
             top_k=top_k,
@@ -74,8 +76,17 @@ def converse(answer: Callable[[list[Message]], Generation], system: str | None) 
         elif line.startswith("/"):
             print(f"There is no command {line.split()[0]}. {HELP}", file=sys.stderr)
         elif line:
-            messages.append({"role": "user", "content": line})
-            messages.append({"role": "assistant", "content": _print_answer(answer(messages))})
+            messages += _turn(answer, [*messages, {"role": "user", "content": line}])
+
+
+def _turn(answer: Callable[[list[Message]], Generation], messages: list[Message]) -> list[Message]:
+    """Print the answer; returns the two new messages, or none where the model could not take the question."""
+    try:
+        text = _print_answer(answer(messages))
+    except ValueError as error:  # too long for the context, or a template that refuses it: the conversation goes on
+        print(f"Error: {explain(error)}", file=sys.stderr)
+        return []
+    return [messages[-1], {"role": "assistant", "content": text}]
 
 
 def _read_line() -> str | None:
@@ -92,7 +103,7 @@ def _read_line() -> str | None:
 
 def _print_answer(generation: Generation) -> str:
     """Print the pieces as they come, the timing after them; Ctrl-C ends the answer where it is."""
-    with closing(generation), contextlib.suppress(KeyboardInterrupt):
+    with generation, contextlib.suppress(KeyboardInterrupt):
         for piece in generation:
             print(piece, end="", flush=True)
     print()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -51,18 +50,17 @@ def run(
         raise ValueError("--system belongs to the chat template, which --raw leaves out: give one of the two")
     text = sys.stdin.read() if prompt == "-" else prompt
     model = load(artifact, sessions=sessions, threads=threads)
-    messages = [{"role": "system", "content": system}] if system is not None else []
     generation = model.stream(
-        text if raw else [*messages, {"role": "user", "content": text}],
+        text if system is None else [{"role": "system", "content": system}, {"role": "user", "content": text}],
         max_tokens=max_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         seed=seed,
         stop=stop or (),
-        raw=raw,
+        raw=raw or None,  # None: through the chat template, where there is one
     )
-    with closing(generation):
+    with generation:
         for piece in generation:
             if not as_json:
                 print(piece, end="", flush=True)
@@ -74,13 +72,12 @@ def run(
 
 
 def timing_line(result: Result) -> str:
-    """The two phases apart: they have different bottlenecks."""
+    """The two phases apart: they have different bottlenecks. A phase that did not take place is left out."""
     usage, timing = result.usage, result.timing
     reused = f" ({usage.cached_tokens} of them reused)" if usage.cached_tokens else ""
-    parts = (
-        f"TTFT {timing.ttft_s:.3f} s",
-        f"prefill {usage.prompt_tokens} tokens{reused}, {timing.prefill_tokens_per_s:.0f} tokens/s",
-        f"decode {usage.completion_tokens} tokens, {timing.decode_tokens_per_s:.0f} tokens/s",
-        f"ended by {result.finish_reason}",
-    )
-    return " · ".join(parts)
+    parts = [] if timing.ttft_s is None else [f"TTFT {timing.ttft_s:.3f} s"]
+    if timing.prefill_tokens_per_s is not None:
+        parts.append(f"prefill {usage.prompt_tokens} tokens{reused}, {timing.prefill_tokens_per_s:.0f} tokens/s")
+    if timing.decode_tokens_per_s is not None:
+        parts.append(f"decode {usage.completion_tokens} tokens, {timing.decode_tokens_per_s:.0f} tokens/s")
+    return " · ".join([*parts, f"ended by {result.finish_reason}"])
