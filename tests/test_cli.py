@@ -234,7 +234,7 @@ class Keyboard:
 
 def test_chat_keeps_the_conversation(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[dict[str, str]]] = []
-    stream = diptych.runtime.LanguageModel.stream  # type: ignore[attr-defined]
+    stream = diptych.runtime.LanguageModel.stream
 
     def spy(self: Any, messages: Any, **options: Any) -> Any:
         seen.append([dict(message) for message in messages])

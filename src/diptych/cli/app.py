@@ -10,7 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -50,7 +50,14 @@ for command in (export, verify, run, chat, inspect):
     app.command()(command)
 
 
-def _show_warning(message: Warning | str, *_: object) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     print(f"Warning: {message}", file=sys.stderr)
 
 
