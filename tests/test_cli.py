@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -251,6 +252,34 @@ def test_chat_keeps_the_conversation(call: Call, monkeypatch: pytest.MonkeyPatch
     ]
     assert [messages[-1]["content"] for messages in seen] == ["one", "two", "three"]
     assert "/what" in err
+    assert "reused" in err.splitlines()[2], "the second turn computes only what is new"
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_conversation(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = diptych.runtime.Session.decode
+    steps: list[int] = []
+
+    def interrupted_once(self: Any, *arguments: Any) -> Any:
+        steps.append(1)
+        if len(steps) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return decode(self, *arguments)
+
+    monkeypatch.setattr("diptych.runtime.Session.decode", interrupted_once)
+    monkeypatch.setattr("builtins.input", Keyboard("one", "two"))
+    code, _, err = call("chat", "{artifact}", "--max-tokens", "6")
+    assert code == 0
+    assert [line.rpartition(" ")[2] for line in err.splitlines()[1:]] == ["cancelled", "length"]
+
+
+def test_a_question_that_does_not_fit_ends_nothing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", Keyboard("word " * 300, "two"))
+    code, _, err = call("chat", "{artifact}", "--max-tokens", "3")
+    assert code == 0
+    first, second = err.splitlines()[1:]
+    assert "256" in first
+    assert first.startswith("Error: ")
+    assert "ended by length" in second
 
 
 def test_a_missing_extra_is_named(places: dict[str, Path]) -> None:
