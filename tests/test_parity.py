@@ -140,7 +140,11 @@ def test_a_changed_file_is_named_and_not_run(artifact: Path) -> None:
     assert "weights.safetensors changed" in check.what
 
 
-def test_weights_that_are_not_the_sources_fail_whatever_the_hashes_say(ort_artifact: Path, source: Path) -> None:
+@pytest.mark.parametrize("piece", [1 << 24, 1000], ids=["whole", "in pieces"])
+def test_weights_that_are_not_the_sources_fail_whatever_the_hashes_say(
+    piece: int, ort_artifact: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parity, "_PIECE", piece)
     path = ort_artifact / "weights.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2 & ~3] ^= 1
