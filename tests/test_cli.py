@@ -159,7 +159,7 @@ def test_verify_finds_a_changed_byte(call: Call, places: dict[str, Path], tmp_pa
 def test_run_streams_text_and_tells_the_phases_apart(call: Call) -> None:
     code, out, err = call("run", "{artifact}", "Hello", "--max-tokens", "5")
     assert code == 0
-    for part in ("TTFT", "prefill", "decode", "ended by"):
+    for part in ("TTFT", "prefill", "decode", "finish: "):
         assert part in err
     as_json = json.loads(call("run", "{artifact}", "Hello", "--max-tokens", "5", "--json")[1])
     assert out == as_json["text"] + "\n"
@@ -272,6 +272,16 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(call: Call, monkeypatch:
     assert [line.rpartition(" ")[2] for line in err.splitlines()[1:]] == ["cancelled", "length"]
 
 
+def test_ctrl_c_ends_a_run_with_what_is_there(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("diptych.runtime.Session.decode", interrupted)
+    code, out, err = call("run", "{artifact}", "Hello")
+    assert (code, out[-1], err.count("\n")) == (130, "\n", 1)
+    assert "finish: cancelled" in err
+
+
 def test_a_question_that_does_not_fit_ends_nothing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", Keyboard("word " * 300, "two"))
     code, _, err = call("chat", "{artifact}", "--max-tokens", "3")
@@ -279,7 +289,7 @@ def test_a_question_that_does_not_fit_ends_nothing(call: Call, monkeypatch: pyte
     first, second = err.splitlines()[1:]
     assert "256" in first
     assert first.startswith("Error: ")
-    assert "ended by length" in second
+    assert "finish: length" in second
 
 
 def test_a_missing_extra_is_named(places: dict[str, Path]) -> None:

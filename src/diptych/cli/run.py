@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,7 @@ from diptych.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from diptych.runtime import Result
+    from diptych.runtime import Generation, Result
 
 
 def run(
@@ -60,15 +61,23 @@ def run(
         stop=stop or (),
         raw=raw or None,  # None: through the chat template, where there is one
     )
-    with generation:
-        for piece in generation:
-            if not as_json:
-                print(piece, end="", flush=True)
+    print_pieces(generation, quiet=as_json)
     if as_json:
         print_json(generation.result.to_json())
-        return
-    print()
-    print(timing_line(generation.result), file=sys.stderr)
+    else:
+        print(timing_line(generation.result), file=sys.stderr)
+    if generation.result.finish_reason == "cancelled":
+        raise typer.Exit(130)
+
+
+def print_pieces(generation: Generation, *, quiet: bool = False) -> None:
+    """Print the text as it comes and end the line; Ctrl-C ends the generation where it is."""
+    with generation, contextlib.suppress(KeyboardInterrupt):
+        for piece in generation:
+            if not quiet:
+                print(piece, end="", flush=True)
+    if not quiet:
+        print()
 
 
 def timing_line(result: Result) -> str:
@@ -80,4 +89,4 @@ def timing_line(result: Result) -> str:
         parts.append(f"prefill {usage.prompt_tokens} tokens{reused}, {timing.prefill_tokens_per_s:.0f} tokens/s")
     if timing.decode_tokens_per_s is not None:
         parts.append(f"decode {usage.completion_tokens} tokens, {timing.decode_tokens_per_s:.0f} tokens/s")
-    return " · ".join([*parts, f"ended by {result.finish_reason}"])
+    return " · ".join([*parts, f"finish: {result.finish_reason}"])
