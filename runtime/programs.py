@@ -70,7 +70,7 @@ def _open(manifest: Manifest, name: str, threads: int, provider: str) -> ort.Inf
     options.add_session_config_entry("session.load_model_format", "ONNX")  # the one format that we looked through
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     try:
-        session = ort.InferenceSession(path, options, providers=[provider], enable_fallback=0)
+        session = ort.InferenceSession(_as_utf8(path), options, providers=[provider], enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors share no class
         made_with = manifest.data.get("tools", {}).get("onnxruntime", "an unknown version")
         raise ValueError(
@@ -81,6 +81,11 @@ def _open(manifest: Manifest, name: str, threads: int, provider: str) -> ort.Inf
         _check_provider(session, provider, path)
     _check_signatures(session, manifest, name)
     return session
+
+
+def _as_utf8(path: Path) -> str:
+    """ONNX Runtime takes names as UTF-8, whatever the locale made of the bytes that they are."""
+    return os.fsencode(path).decode("utf-8")
 
 
 def _one_line(error: Exception) -> str:

@@ -83,7 +83,7 @@ def distribution(logits: Logits, sampling: Sampling) -> tuple[npt.NDArray[np.int
     top_p = sampling.top_p if sampling.top_p is not None else 1.0
     # Tokens below (1 - p) / V sum to less than 1 - p: they cannot be needed to reach p, and need not be sorted.
     likely = np.flatnonzero(probabilities > (1 - top_p) / len(probabilities) * 0.5)
-    order = likely[np.argsort(-probabilities[likely], kind="stable")]
+    order = likely[np.argsort(-logits[tokens[likely]], kind="stable")]  # rounding makes some probabilities equal
     tokens, probabilities = tokens[order], probabilities[order]
     if top_p < 1:
         enough = int(np.searchsorted(probabilities.cumsum(), top_p)) + 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -17,6 +17,9 @@ from diptych.runtime.special_tokens import BREAK, Guard
 
 Message = Mapping[str, Any]
 
+# What templates find even if nobody gives it; transformers does the same, and templates ask whether tools are none.
+_TEMPLATE_DEFAULTS = {"add_generation_prompt": True, "tools": None, "documents": None}
+
 
 class Text:
     """The text side of an artifact.
@@ -26,24 +29,21 @@ class Text:
 
     The beginning-of-sequence token comes exactly once where the tokenizer adds one, also when the prompt or the
     template begins with it already, and never where the tokenizer adds none and the text does not name it.
+
+    An artifact without a tokenizer works with token ids alone: they have no text, and strings and messages are refused.
     """
 
     def __init__(self, manifest: Manifest) -> None:
         path = manifest.path("tokenizer.json")
-        if path is None:
-            raise ValueError(f"{manifest.folder} has no tokenizer.json: export it again from a complete model")
+        self._opened = _open_tokenizer(path.read_text(encoding="utf-8"), path) if path else None
         self._path = path
-        self._tokenizer = _open_tokenizer(path.read_text(encoding="utf-8"), path)
         self._config = _read_json(file) if (file := manifest.path("tokenizer_config.json")) else {}
-        added, eos = self._tokenizer.get_added_tokens_decoder(), manifest.vocabulary.eos_token_ids
+        added = self._opened.get_added_tokens_decoder() if self._opened else {}
+        eos = manifest.vocabulary.eos_token_ids
         self._special = {id_: token.content for id_, token in added.items() if token.special or id_ in eos}
-        self._bytes = TokenBytes(
-            self._tokenizer.id_to_token,
-            _decoder(self._tokenizer),
-            {token.content for token in added.values()},
-        )
+        self._bytes = _token_bytes(self._opened, {token.content for token in added.values()})
         self._guard = Guard(self._special.values())
-        self._bos = self._first_added()
+        self._bos = _first_added(self._opened) if self._opened else None
         source = _chat_template(manifest, self._config)
         self._template = ChatTemplate(source) if source else None
 
@@ -91,10 +91,11 @@ class Text:
 
     # ------------------------------------------------------------------------------------------------------ internals
 
-    def _first_added(self) -> int | None:
-        """The token that the tokenizer puts before every text."""
-        bare, full = (self._tokenizer.encode("a", add_special_tokens=flag).ids for flag in (False, True))
-        return full[0] if full[: len(bare)] != bare else None
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        if self._opened is None:
+            raise ValueError("this artifact has no tokenizer: give the prompt as token ids")
+        return self._opened
 
     def _with_one_bos(self, ids: list[int]) -> list[int]:
         if self._bos is None:
@@ -109,9 +110,8 @@ class Text:
                 "this artifact has no chat template, so it takes no messages: give text with raw=True, or ids"
             )
         _check_messages(messages)
-        tokens = {name: _content(self._config[name]) for name in self._config if name.endswith("_token")}
-        given = self._guard({"add_generation_prompt": True, **variables, "messages": messages})
-        return self._template.render({**tokens, **given})
+        given = self._guard({**_TEMPLATE_DEFAULTS, **variables, "messages": messages})
+        return self._template.render({**_token_names(self._config), **given})
 
     @cached_property
     def _guarded_tokenizer(self) -> Tokenizer:
@@ -119,6 +119,7 @@ class Text:
 
         Special tokens are looked for in the text as it comes (``normalized: false``); then the normaliser runs.
         """
+        assert self._path is not None  # there is a tokenizer, or there would be no text to guard
         definition = _read_json(self._path)
         for token in definition.get("added_tokens") or []:
             token["normalized"] = token["normalized"] and token["id"] not in self._special
@@ -146,9 +147,10 @@ def _chat_template(manifest: Manifest, config: Mapping[str, Any]) -> str | None:
     return found
 
 
-def _content(token: Any) -> Any:
-    """A token's text; tokenizer_config.json holds it plain or as an object."""
-    return token["content"] if isinstance(token, Mapping) else token
+def _token_names(config: Mapping[str, Any]) -> dict[str, str]:
+    """``bos_token`` and the like, for templates; tokenizer_config.json holds their text plain or in an object."""
+    tokens = {name: value for name, value in config.items() if name.endswith("_token") and value}
+    return {name: value["content"] if isinstance(value, Mapping) else value for name, value in tokens.items()}
 
 
 def _open_tokenizer(definition: str, path: Path) -> Tokenizer:
@@ -162,10 +164,18 @@ def _open_tokenizer(definition: str, path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _decoder(tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """The decoder as tokenizer.json states it. Its pickled state is just that, and the file may have 30 MB."""
+def _first_added(tokenizer: Tokenizer) -> int | None:
+    """The token that a tokenizer puts before every text."""
+    bare, full = (tokenizer.encode("a", add_special_tokens=flag).ids for flag in (False, True))
+    return full[0] if full[: len(bare)] != bare else None
+
+
+def _token_bytes(tokenizer: Tokenizer | None, added: Collection[str]) -> TokenBytes:
+    """The decoder is read from its pickled state, which is its part of tokenizer.json: the file may have 30 MB."""
+    if tokenizer is None:
+        return TokenBytes(lambda _: None, {"type": "ByteLevel"}, added)
     decoder: Any = tokenizer.decoder
-    return None if decoder is None else cast("dict[str, Any]", json.loads(decoder.__getstate__()))
+    return TokenBytes(tokenizer.id_to_token, decoder and json.loads(decoder.__getstate__()), added)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
