@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from diptych.runtime.generate import Completion, Generation, Prompt, Result, run_batch
 from diptych.runtime.manifest import Manifest
@@ -18,7 +19,7 @@ from diptych.runtime.programs import Programs, Sessions, open_programs
 from diptych.runtime.session import Session, token_ids
 from diptych.runtime.text import Message, Text
 
-PromptLike = str | Sequence[int] | Sequence[Message]
+PromptLike = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Message]
 
 
 def load(

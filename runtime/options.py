@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, TypedDict, cast
+
+import numpy as np
 
 from diptych.runtime.sampling import Sampling
 
@@ -89,7 +91,9 @@ class Options:
     @property
     def eos_ids(self) -> tuple[int, ...] | None:
         """None: the artifact's."""
-        return (self.eos_token_id,) if isinstance(self.eos_token_id, int) else _tuple(self.eos_token_id)
+        if self.eos_token_id is None:
+            return None
+        return tuple(self.eos_token_id) if isinstance(self.eos_token_id, Iterable) else (self.eos_token_id,)
 
 
 def recommended(generation_config: Mapping[str, Any]) -> OptionNames:
@@ -127,8 +131,4 @@ def _hint(name: str, known: Sequence[str]) -> str:
 
 
 def _natural(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _tuple(value: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if value is None else tuple(value)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)

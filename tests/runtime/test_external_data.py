@@ -90,7 +90,7 @@ def _varint(value: int) -> bytes:
     return bytes([*encoded, value])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=200))
 def test_any_bytes_give_places_or_a_clear_error(tmp_path: Path, content: bytes) -> None:
     try:
@@ -99,7 +99,7 @@ def test_any_bytes_give_places_or_a_clear_error(tmp_path: Path, content: bytes) 
         assert "m.onnx is" in str(error)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 10_000), flip=st.integers(0, 10_000), value=st.integers(0, 255))
 def test_whatever_protobuf_accepts_hides_nothing(tmp_path: Path, cut: int, flip: int, value: int) -> None:
     """Of a damaged file that the reference parser still reads, we see every place that it sees, or refuse it."""
