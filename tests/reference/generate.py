@@ -3,13 +3,14 @@
     python tests/reference/generate.py [NAME ...]            writes tests/reference/values/
     python tests/reference/generate.py --check [NAME ...]    compares and writes nothing
 
-Without names: every tiny checkpoint and both real models.  Needs the ``reference`` extra; the real models lie in
-``models/`` (``python tools/fetch_models.py``).
+Without names: every tiny checkpoint, every case of ``families.py`` and both real models.  Needs the ``reference``
+extra; the real models lie in ``models/`` (``python tools/fetch_models.py``).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import zlib
@@ -18,19 +19,23 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
 import fetch_models  # noqa: E402
 import tiny  # noqa: E402
-from reference import gguf_models, samples  # noqa: E402
+from reference import families, gguf_models, internlm2, samples  # noqa: E402
 from reference.samples import Sample  # noqa: E402
 
 # Greedy tokens are only worth comparing where the best logit leads by twice what the tests tolerate.
 MARGIN = 4e-3
+# What a switch changes has to be far above what the tests tolerate.
+MATTERS = 0.02
 
 REAL = {"smollm2": "smollm2-135m-instruct", "gemma3-270m": "gemma-3-270m"}
 
@@ -54,6 +59,48 @@ def real_samples(name: str) -> list[Sample]:
         text = (Path(__file__).parent / "prompts" / f"{prompt}.txt").read_text(encoding="utf-8")
         made.append(sample(model, tokenizer(text)["input_ids"], new=32, columns=columns))
     return made
+
+
+def family_checkpoint(name: str) -> tiny.Tiny:
+    """The checkpoint of a case of ``families.py``, with the tensors that transformers saves for its configuration."""
+    case = families.CASES[name]
+    if case.config["model_type"] == "internlm2":
+        return tiny.Tiny(case.config, internlm2.shapes(case.config))
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        (folder / "config.json").write_text(json.dumps(case.config))
+        config = AutoConfig.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        model.save_pretrained(folder / "saved")
+        with safe_open(folder / "saved" / "model.safetensors", framework="np") as file:
+            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118, no mapping
+    return tiny.Tiny(case.config, shapes, norm_mean=case.norm_mean, embed_std=case.embed_std)
+
+
+def family_samples(name: str) -> list[Sample]:
+    """The prompts of a case. Raises AssertionError where a switch that should matter does not change the logits."""
+    case, checkpoint = families.CASES[name], family_checkpoint(name)
+    with tempfile.TemporaryDirectory() as text:
+        folder = write_for_transformers(checkpoint, Path(text))
+        config = json.loads((folder / "config.json").read_text())
+        model = load_folder(folder)
+        made = [random_sample(model, length, new=case.new, columns=24) for length in case.prompts]
+        for changes in case.matters:
+            (folder / "config.json").write_text(json.dumps({**config, **changes}))
+            changed = logits_of(load_folder(folder), made[-1].ids[:-1].tolist())
+            if (error := made[-1].error(changed)) < MATTERS:
+                raise AssertionError(f"{name}: {changes} changes the logits by {error:.2g} only")
+    return made
+
+
+def write_for_transformers(checkpoint: tiny.Tiny, folder: Path) -> Path:
+    """A folder that transformers can load: the checkpoint itself, but for the one family that it does not have."""
+    tiny.write_huggingface(checkpoint, folder)
+    if checkpoint.config["model_type"] == "internlm2":
+        config, tensors = internlm2.as_llama(checkpoint)
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def load_folder(folder: Path) -> PreTrainedModel:
@@ -93,9 +140,8 @@ class CloseChoiceError(ValueError):
 
 def sample(model: PreTrainedModel, prompt: Sequence[int], new: int, columns: int) -> Sample:
     """``prompt`` with ``new`` greedy tokens. Raises CloseChoiceError where the best logit hardly leads."""
-    with torch.no_grad():
-        ids = greedy(model, prompt, new)
-        logits = model(torch.tensor([ids[:-1]]), use_cache=False).logits[0].float().numpy()  # one pass, nothing cached
+    ids = greedy(model, prompt, new)
+    logits = logits_of(model, ids[:-1])
     decisions = logits[len(prompt) - 1 :]
     second, first = np.partition(decisions, -2)[:, -2:].T
     margin = float((first - second).min())
@@ -108,11 +154,19 @@ def sample(model: PreTrainedModel, prompt: Sequence[int], new: int, columns: int
 
 def greedy(model: PreTrainedModel, prompt: Sequence[int], new: int) -> list[int]:
     ids = list(prompt)
-    step = model(torch.tensor([ids]), use_cache=True)
-    for _ in range(new):
-        ids.append(int(step.logits[0, -1].argmax()))
-        step = model(torch.tensor([ids[-1:]]), cache=step.cache, use_cache=True)
+    with torch.no_grad():
+        step = model(torch.tensor([ids]), use_cache=True)
+        for _ in range(new):
+            ids.append(int(step.logits[0, -1].argmax()))
+            step = model(torch.tensor([ids[-1:]]), cache=step.cache, use_cache=True)
     return ids
+
+
+def logits_of(model: PreTrainedModel, ids: list[int]) -> np.ndarray:
+    """[R, V] float32 in one pass, nothing cached."""
+    with torch.no_grad():
+        logits: np.ndarray = model(torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
+    return logits
 
 
 def difference(new: Sequence[Sample], stored: Sequence[Sample]) -> float:
@@ -127,6 +181,7 @@ def difference(new: Sequence[Sample], stored: Sequence[Sample]) -> float:
 
 CASES: dict[str, Callable[[str], list[Sample]]] = {
     **dict.fromkeys(tiny.VARIANTS, tiny_samples),
+    **dict.fromkeys(families.CASES, family_samples),
     **dict.fromkeys(REAL, real_samples),
 }
 
@@ -147,6 +202,8 @@ def main() -> int:
             print(f"{name}: largest difference {worst:.2g}")
         else:
             path = samples.save(name, made)
+            if name in families.CASES:
+                families.save(name, family_checkpoint(name))
             print(f"{path.relative_to(ROOT)}: {path.stat().st_size // 1000} kB")
     return int(failed)
 
