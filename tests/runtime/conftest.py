@@ -8,17 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 import tiny
 import tiny_tokenizers
 from diptych.export.pipeline import export
 from diptych.jax_model.readers import open_checkpoint
 from diptych.runtime import LanguageModel, load
-
-# A busy machine is no failure: nothing here is about how long an example takes.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 TINY = Path(__file__).parents[2] / "artifacts" / "tiny"
 
