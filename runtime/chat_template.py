@@ -100,9 +100,9 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 def _tojson(
@@ -121,7 +121,7 @@ def _raise_exception(message: object) -> NoReturn:
 
 
 def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
+    return datetime.now().strftime(form)
 
 
 def _environment() -> _Environment:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -65,7 +66,7 @@ class Result:
     length     ``max_tokens`` were generated; None
     capacity   the cache is full: no token can follow; None
     cancelled  the caller closed the iterator, a callback raised, or Ctrl-C came; None
-    error      of one prompt in a batch: its logits were not finite; what happened
+    error      the logits were not finite; what happened (in a batch the other prompts go on)
     ========== =======================================================================================
 
     ``seed`` repeats the choice (None: greedy, nothing is random).  ``runtime`` tells what really ran.
@@ -159,10 +160,10 @@ class Completion:
         self._pieces.append(rest)
         return rest
 
-    def break_off(self) -> None:
+    def break_off(self, reason: FinishReason = "cancelled", detail: str | None = None) -> None:
         """End it where it stands, unless it has ended: what was held back is dropped."""
         if self.reason is None:
-            self.reason = "cancelled"
+            self.reason, self.detail = reason, detail
 
     def result(self, runtime: dict[str, Any]) -> Result:
         if self.reason is None:
@@ -189,10 +190,12 @@ class Generation(Iterator[str]):
     def __init__(self, session: Session, completion: Completion, runtime: dict[str, Any]) -> None:
         self._session, self._completion, self._runtime = session, completion, runtime
         self._cancelled = False
+        self._running = threading.Lock()
         self._pieces = self._run()
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        with self._running:
+            return next(self._pieces)
 
     def __enter__(self) -> Generation:
         return self
@@ -203,9 +206,12 @@ class Generation(Iterator[str]):
     def close(self) -> None:
         """Stop. Does nothing to a generation that has ended."""
         self._cancelled = True
-        with contextlib.suppress(ValueError):  # another thread is in the middle of it, and will see the flag
-            self._pieces.close()
-            self._completion.break_off()  # one that never started
+        if self._running.acquire(blocking=False):  # else someone is in the middle of it, and will see the flag
+            try:
+                self._pieces.close()
+                self._completion.break_off()  # one that never started
+            finally:
+                self._running.release()
 
     @property
     def result(self) -> Result:
@@ -217,8 +223,9 @@ class Generation(Iterator[str]):
             yield from filter(None, self._steps())
         except _Cancelled:
             pass
-        except NonFiniteLogits:
+        except NonFiniteLogits as error:
             self._session.rewind(0)  # nothing that the row holds can be trusted
+            self._completion.break_off("error", str(error))
             raise
         finally:
             self._completion.break_off()
@@ -274,7 +281,7 @@ def _start_row(session: Session, row: int, completion: Completion, start: float)
     try:
         logits = session.prefill(row, completion.prompt)
     except NonFiniteLogits as error:
-        completion.end("error", str(error))
+        completion.break_off("error", str(error))
         return
     completion.meter.prefill_s = time.perf_counter() - began
     completion.take(logits[0])
@@ -300,7 +307,7 @@ def _step_rows(session: Session, completions: Sequence[Completion], running: Seq
         except NonFiniteLogits as error:
             logits = error.logits
             for row in error.rows:
-                completions[row].end("error", str(error))
+                completions[row].break_off("error", str(error))
         for row, row_logits in zip(running, logits, strict=True):
             if completions[row].reason is None:
                 completions[row].take(row_logits)

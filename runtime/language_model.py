@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diptych.runtime.generate import Completion, Generation, Prompt, Result, run_batch
-from diptych.runtime.manifest import Manifest
+from diptych.runtime.manifest import Manifest, read_object
 from diptych.runtime.options import OptionNames, Options, recommended
 from diptych.runtime.programs import Programs, Sessions, open_programs
 from diptych.runtime.session import Session, token_ids
@@ -76,7 +75,7 @@ class LanguageModel:
         They apply only when passed on: ``model.generate(prompt, **model.recommended)``.
         """
         path = self.manifest.path("generation_config.json")
-        return recommended(json.loads(path.read_text(encoding="utf-8")) if path else {})
+        return recommended(read_object(path) if path else {})
 
     def session(self, rows: int = 1, capacity: int | None = None) -> Session:
         """A fresh cache of ``rows`` sequences; see :class:`Session`."""

@@ -89,7 +89,7 @@ class Manifest:
         Raises FileNotFoundError when there is no artifact or a file of it is missing, ValueError for everything else.
         """
         root = _resolve(Path(folder))
-        manifest = _parse(root, _read_json(inside(root, FILE, f"{root / FILE}")))
+        manifest = _parse(root, read_json(inside(root, FILE, f"{root / FILE}")))
         for name, entry in manifest.files.items():
             _check_file(root, name, entry)
         for program in manifest.programs.values():
@@ -149,11 +149,28 @@ def _resolve(folder: Path) -> Path:
     raise FileNotFoundError(f"there is no folder {folder}. Make an artifact with: diptych export SOURCE -o {folder}")
 
 
-def _read_json(path: Path) -> Any:
+def read_text(path: Path) -> str:
+    """Raises ValueError, naming the file, when it is not UTF-8."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}. Export the artifact again") from None
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not valid UTF-8: {error}. Copy or export the artifact again") from None
+
+
+def read_json(path: Path) -> Any:
+    """Raises ValueError, naming the file, when it is not JSON."""
+    try:
+        return json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}. Copy or export the artifact again") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Raises ValueError, naming the file, when it is not a JSON object."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise _wrong(str(path), "a JSON object", content)
+    return content
 
 
 def _check_file(folder: Path, name: str, entry: FileEntry) -> None:

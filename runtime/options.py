@@ -23,7 +23,7 @@ class OptionNames(TypedDict, total=False):
     min_p: float | None
     repetition_penalty: float
     seed: int | None
-    stop: str | Sequence[str]
+    stop: str | Sequence[str] | None
     eos_token_id: int | Sequence[int] | None
     skip_special_tokens: bool
     raw: bool | None
@@ -59,7 +59,7 @@ class Options:
     min_p: float | None = None
     repetition_penalty: float = 1.0
     seed: int | None = None
-    stop: str | Sequence[str] = ()
+    stop: str | Sequence[str] | None = ()
     eos_token_id: int | Sequence[int] | None = None
     skip_special_tokens: bool = True
     raw: bool | None = None

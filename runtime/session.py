@@ -43,6 +43,9 @@ class NonFiniteLogits(ValueError):
         )
 
 
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
 @dataclass(frozen=True)
 class _Run:
     """A binding, and the arrays that it points into."""
@@ -51,6 +54,14 @@ class _Run:
     inputs: Mapping[str, npt.NDArray[np.int32]]
     logits: Logits
     present_length: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """The cache, and the decode step that is bound to it: one object, so that Ctrl-C cannot part them."""
+
+    cache: Arrays
+    decode: _Run
 
 
 class Session:
@@ -75,14 +86,14 @@ class Session:
         self._lengths = np.zeros(rows, np.int32)
         self._tokens: list[list[int]] = [[] for _ in range(rows)]
         self._tainted = [False] * rows  # slots may hold what is not finite
-        self._allocate(capacity or min(FIRST_CAPACITY, most))
+        self._memory = self._allocate(capacity or min(FIRST_CAPACITY, most))
 
     # ------------------------------------------------------------------------------------------------------ looking
 
     @property
     def capacity(self) -> int:
         """Tokens that a row can hold before the cache has to grow."""
-        return self._cache["0.key"].shape[2]
+        return int(self._memory.cache["0.key"].shape[2])
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
@@ -90,13 +101,13 @@ class Session:
         return _read_only(self._lengths)
 
     @property
-    def cache(self) -> Mapping[str, npt.NDArray[Any]]:
+    def cache(self) -> Arrays:
         """Keys and values [B, K, S, H] by ``"{layer}.key"`` and ``"{layer}.value"``, views that cannot be written to.
 
         Slots behind a row's length mean nothing.  The views are of this moment: after the cache has grown they are of
         the old memory.
         """
-        return {name: _read_only(array) for name, array in self._cache.items()}
+        return {name: _read_only(array) for name, array in self._memory.cache.items()}
 
     def tokens(self, row: int) -> list[int]:
         """The tokens that a row holds."""
@@ -159,7 +170,7 @@ class Session:
             raise ValueError(f"decode takes one token for each of {len(stepping)} rows, not {len(ids)} tokens")
         for row in range(self.rows):
             self._make_room(row, int(self._lengths[row]), 1)
-        run = self._decode_run
+        run = self._memory.decode
         run.inputs["input_ids"][:] = 0
         run.inputs["input_ids"][stepping, 0] = ids
         run.inputs["past_length"][:] = self._lengths
@@ -190,7 +201,7 @@ class Session:
             return
         self.rewind(target)
         length = int(self._lengths[source])
-        for array in self._cache.values():
+        for array in self._memory.cache.values():
             array[target, :, :length] = array[source, :, :length]
         self._lengths[target] = length
         self._tokens[target] = list(self._tokens[source])
@@ -205,7 +216,8 @@ class Session:
             "logit_positions": np.ascontiguousarray(positions[None]),
             "past_length": self._lengths[row : row + 1].copy(),
         }
-        run = self._bind(self._programs.prefill, slice(row, row + 1), inputs, (1, len(positions), self._vocabulary))
+        cache = {name: array[row : row + 1] for name, array in self._memory.cache.items()}
+        run = self._bind(self._programs.prefill, cache, inputs, (1, len(positions), self._vocabulary))
         self._programs.prefill.run_with_iobinding(run.binding)
         self._note(row, ids.tolist())
         self._lengths[row] += len(ids)
@@ -216,21 +228,21 @@ class Session:
         """Only ``_lengths`` says what counts, so that Ctrl-C amid a step leaves nothing half done."""
         self._tokens[row][self._lengths[row] :] = tokens
 
-    def _bind_decode(self) -> _Run:
+    def _bind_decode(self, cache: Arrays) -> _Run:
         """What a decode step reads and writes stays in place until the cache grows."""
         inputs = {"input_ids": np.zeros((self.rows, 1), np.int32), "past_length": np.zeros(self.rows, np.int32)}
         if self._programs.decode:
-            return self._bind(self._programs.decode, slice(None), inputs, (self.rows, self._vocabulary))
+            return self._bind(self._programs.decode, cache, inputs, (self.rows, self._vocabulary))
         inputs |= {
             "num_tokens": np.ones(self.rows, np.int32),
             "logit_positions": np.zeros((self.rows, 1), np.int32),
         }
-        return self._bind(self._programs.prefill, slice(None), inputs, (self.rows, 1, self._vocabulary))
+        return self._bind(self._programs.prefill, cache, inputs, (self.rows, 1, self._vocabulary))
 
     def _bind(
         self,
         program: ort.InferenceSession,
-        rows: slice,
+        cache: Arrays,
         inputs: Mapping[str, npt.NDArray[np.int32]],
         logits_shape: tuple[int, ...],
     ) -> _Run:
@@ -238,22 +250,22 @@ class Session:
         run = _Run(binding, inputs, np.empty(logits_shape, np.float32), np.empty_like(inputs["past_length"]))
         for name, array in inputs.items():
             _bind_input(binding, name, array)
-        for name, array in self._cache.items():
-            _bind_input(binding, f"past_key_values.{name}", array[rows])
-            _bind_output(binding, f"present.{name}", array[rows])
+        for name, array in cache.items():
+            _bind_input(binding, f"past_key_values.{name}", array)
+            _bind_output(binding, f"present.{name}", array)
         _bind_output(binding, "logits", run.logits)
         _bind_output(binding, "present_length", run.present_length)
         return run
 
     # --------------------------------------------------------------------------------------------------------- memory
 
-    def _allocate(self, capacity: int) -> None:
-        """Fresh memory for the cache; it starts as zeros, because unused slots must be finite."""
+    def _allocate(self, capacity: int) -> _Memory:
+        """Memory for the cache. It starts as zeros, because unused slots must be finite, and is given when touched."""
         layout = self._programs.manifest.cache
         shape = (self.rows, layout.heads, capacity, layout.head_size)
         names = [f"{layer}.{part}" for layer in range(layout.layers) for part in ("key", "value")]
-        self._cache = {name: np.zeros(shape, layout.dtype) for name in names}
-        self._decode_run = self._bind_decode()
+        cache = {name: np.zeros(shape, layout.dtype) for name in names}
+        return _Memory(cache, self._bind_decode(cache))
 
     def _make_room(self, row: int, length: int, more: int) -> None:
         needed = length + more
@@ -270,17 +282,14 @@ class Session:
         return "the artifact's max_context" if self.limit == most else "the session's capacity"
 
     def _grow(self, needed: int) -> None:
-        """Double until there is room, one array at a time so that both sizes are never held of all of them."""
-        capacity = self.capacity
+        """Double until there is room."""
+        capacity, used = self.capacity, int(self._lengths.max())
         while capacity < needed:
             capacity *= 2
-        capacity, used = min(capacity, self.limit), int(self._lengths.max())
-        for name, old in self._cache.items():
-            shape = (*old.shape[:2], capacity, old.shape[3])
-            new = np.zeros(shape, old.dtype)
-            new[:, :, :used] = old[:, :, :used]
-            self._cache[name] = new
-        self._decode_run = self._bind_decode()
+        memory = self._allocate(min(capacity, self.limit))
+        for name, array in memory.cache.items():
+            array[:, :, :used] = self._memory.cache[name][:, :, :used]
+        self._memory = memory
 
     # --------------------------------------------------------------------------------------------- what is not finite
 
@@ -299,7 +308,7 @@ class Session:
 
     def _wipe(self, row: int, first: int) -> None:
         """Kernels that read the whole buffer multiply unused slots by zero, and 0 · NaN is NaN."""
-        for array in self._cache.values():
+        for array in self._memory.cache.values():
             array[row, :, first:] = 0
 
     # ------------------------------------------------------------------------------------------------------- checking

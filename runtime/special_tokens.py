@@ -29,14 +29,19 @@ class Guard:
         self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
 
     def __call__(self, value: Any) -> Any:
-        """``value`` with every string in it made harmless, keys too."""
+        """``value`` with every string in it made harmless, keys too.
+
+        Raises ValueError for what is not made of JSON values: text could hide in other objects.
+        """
         if isinstance(value, str):
             return self._break_up(value)
         if isinstance(value, Mapping):
             return {self(key): self(content) for key, content in value.items()}
         if isinstance(value, list | tuple):
             return [self(item) for item in value]
-        return value
+        if value is None or isinstance(value, int | float):
+            return value
+        raise ValueError(f"messages and template variables are made of JSON values, not of {type(value).__name__}")
 
     def _break_up(self, text: str) -> str:
         pieces, done = [], 0

@@ -12,8 +12,8 @@ class StopStrings:
     that a reader of single characters would find.  Raises ValueError for an empty stop string: it would match at once.
     """
 
-    def __init__(self, stop: str | Sequence[str] = ()) -> None:
-        self.strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    def __init__(self, stop: str | Sequence[str] | None = ()) -> None:
+        self.strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
         for string in self.strings:
             if not isinstance(string, str) or not string:
                 raise ValueError(f"a stop string must be a non-empty string, not {string!r}")

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from diptych.runtime.chat_template import ChatTemplate
 from diptych.runtime.detokenizer import Detokenizer, TokenBytes
-from diptych.runtime.manifest import Manifest
+from diptych.runtime.manifest import Manifest, read_object, read_text
 from diptych.runtime.special_tokens import BREAK, Guard
 
 Message = Mapping[str, Any]
@@ -35,13 +35,14 @@ class Text:
 
     def __init__(self, manifest: Manifest) -> None:
         path = manifest.path("tokenizer.json")
-        self._opened = _open_tokenizer(path.read_text(encoding="utf-8"), path) if path else None
+        self._opened = _open_tokenizer(read_text(path), path) if path else None
         self._path = path
-        self._config = _read_json(file) if (file := manifest.path("tokenizer_config.json")) else {}
+        self._config = read_object(file) if (file := manifest.path("tokenizer_config.json")) else {}
         added = self._opened.get_added_tokens_decoder() if self._opened else {}
         eos = manifest.vocabulary.eos_token_ids
         self._special = {id_: token.content for id_, token in added.items() if token.special or id_ in eos}
         self._bytes = _token_bytes(self._opened, {token.content for token in added.values()})
+        self._skipped = frozenset(self._special)
         self._guard = Guard(self._special.values())
         self._bos = _first_added(self._opened) if self._opened else None
         source = _chat_template(manifest, self._config)
@@ -87,7 +88,7 @@ class Text:
     def detokenizer(self, *, skip_special_tokens: bool = True, continues: bool = False) -> Detokenizer:
         """For tokens as they come. ``continues``: the text goes on behind another one, so a first space is kept."""
         strip = self._bytes.strips_first_space and not continues
-        return Detokenizer(self._bytes, skip=self._special if skip_special_tokens else (), strip_first_space=strip)
+        return Detokenizer(self._bytes, skip=self._skipped if skip_special_tokens else (), strip_first_space=strip)
 
     # ------------------------------------------------------------------------------------------------------ internals
 
@@ -120,7 +121,7 @@ class Text:
         Special tokens are looked for in the text as it comes (``normalized: false``); then the normaliser runs.
         """
         assert self._path is not None  # there is a tokenizer, or there would be no text to guard
-        definition = _read_json(self._path)
+        definition = read_object(self._path)
         for token in definition.get("added_tokens") or []:
             token["normalized"] = token["normalized"] and token["id"] not in self._special
         drop = {"type": "Replace", "pattern": {"String": BREAK}, "content": ""}
@@ -140,7 +141,7 @@ def _check_messages(messages: Sequence[Message]) -> None:
 def _chat_template(manifest: Manifest, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, or else what tokenizer_config.json holds: one template, or several with a default."""
     if file := manifest.path("chat_template.jinja"):
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     found = config.get("chat_template")
     if isinstance(found, list):
         found = {entry["name"]: entry["template"] for entry in found}.get("default")
@@ -176,13 +177,3 @@ def _token_bytes(tokenizer: Tokenizer | None, added: Collection[str]) -> TokenBy
         return TokenBytes(lambda _: None, {"type": "ByteLevel"}, added)
     decoder: Any = tokenizer.decoder
     return TokenBytes(tokenizer.id_to_token, decoder and json.loads(decoder.__getstate__()), added)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}. Export the artifact again") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object")
-    return content

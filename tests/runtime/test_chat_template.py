@@ -60,6 +60,7 @@ TEMPLATES = {
     "undefined": (
         "{{ missing }}{% if missing is not defined %}x{% endif %}{{ messages[9].content if messages | length > 9 }}"
     ),
+    "scope of a generation": "{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x }}",
     "generation": "{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}{% endfor %}",
     "tests and filters": (
         "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}{{ 7 // 2 }}"

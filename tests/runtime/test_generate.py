@@ -459,6 +459,10 @@ def test_logits_that_are_not_finite_raise_and_name_the_step(scripted: Script) ->
         said.generate([1], session=rows)
     assert rows.lengths.tolist() == [0]
     assert said.generate([1], max_tokens=3, session=rows).token_ids == [5, 6, 7]
+    generation = said.stream([1])
+    with pytest.raises(NonFiniteLogits):
+        list(generation)
+    assert (generation.result.finish_reason, generation.result.token_ids) == ("error", [5, 6, 7])
 
 
 # ------------------------------------------------------------------------------------------------------------- batches

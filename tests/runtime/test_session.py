@@ -253,7 +253,7 @@ def peak():
 
 model = load(sys.argv[1], threads=1)
 rows = model.session(rows=1500, capacity=256)
-for name, array in rows._cache.items():
+for name, array in rows._memory.cache.items():
     array[:] = 0.5  # touch it: memory is given only then
 rows.prefill(0, [5, 6, 7])
 before = peak()

@@ -294,6 +294,8 @@ def test_no_template_no_messages(gemma3: Text) -> None:
         ([{"role": 5, "content": "Hi"}], "message 0 must be"),
         ([{"role": "user", "content": None}], "the chat template fails on these messages"),
         ([{"role": "user"}], "the chat template fails on these messages"),
+        ([{"role": "user", "content": b"Hi"}], "made of JSON values, not of bytes"),
+        ([{"role": "user", "content": {"x": [object()]}}], "made of JSON values, not of object"),
     ],
 )
 def test_what_is_no_conversation_is_refused(smollm2: Text, messages: Any, message: str) -> None:
