@@ -179,7 +179,7 @@ class LanguageModel:
             return self.text.encode(prompt), True
         if isinstance(prompt, bytes | bytearray | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
             raise ValueError(f"a prompt is a string, or a sequence of token ids or of messages, not {prompt!r:.80}")
-        if any(isinstance(item, Mapping) for item in prompt):
+        if len(prompt) and isinstance(prompt[0], Mapping):
             if options.raw:
                 raise ValueError("raw=True continues text as it is; messages go through the chat template: choose one")
             return self._encode_chat(cast("Sequence[Message]", prompt), options), False

@@ -55,7 +55,7 @@ def open_programs(
     opened = [
         _open(manifest, name, threads, chosen) for name in (["prefill", "decode"] if sessions == "two" else ["prefill"])
     ]
-    return Programs(manifest, opened[0], opened[1] if len(opened) == 2 else None, provider.lower(), threads)
+    return Programs(manifest, opened[0], opened[1] if len(opened) == 2 else None, _short(provider), threads)
 
 
 def _open(manifest: Manifest, name: str, threads: int, provider: str) -> ort.InferenceSession:
@@ -125,7 +125,10 @@ def _check_provider(session: ort.InferenceSession, provider: str, path: Path) ->
 
 def _check_signatures(session: ort.InferenceSession, manifest: Manifest, name: str) -> None:
     """The graph, the manifest and this runtime mean the same inputs and outputs."""
-    program, (inputs, outputs) = manifest.programs[name], _expected(manifest, name)
+    program = manifest.programs[name]
+    if manifest.cache.layers > len(program.inputs):
+        raise ValueError(f"{manifest.folder / FILE}: {manifest.cache.layers} layers cannot be, with so few inputs")
+    inputs, outputs = _expected(manifest, name)
     for expected, promised, actual in (
         (inputs, program.inputs, _signatures(session.get_inputs())),
         (outputs, program.outputs, _signatures(session.get_outputs())),

@@ -72,21 +72,21 @@ class Session:
     """
 
     def __init__(self, programs: Programs, rows: int = 1, capacity: int | None = None) -> None:
-        if type(rows) is not int or rows < 1:
+        if not _is_integer(rows) or rows < 1:
             raise ValueError(f"rows must be an integer of at least 1, not {rows!r}")
         most = programs.manifest.max_context
-        if capacity is not None and (type(capacity) is not int or not 1 <= capacity <= most):
+        if capacity is not None and (not _is_integer(capacity) or not 1 <= capacity <= most):
             raise ValueError(
                 f"capacity must be an integer from 1 to the artifact's {most} (max_context), not {capacity!r}"
             )
-        self.rows = rows
-        self.limit = capacity or most  # what a row can hold in the end
+        self.rows = int(rows)
+        self.limit = int(capacity or most)  # what a row can hold in the end
         self._programs = programs
         self._vocabulary = programs.manifest.vocabulary.size
         self._lengths = np.zeros(rows, np.int32)
         self._tokens: list[list[int]] = [[] for _ in range(rows)]
         self._tainted = [False] * rows  # slots may hold what is not finite
-        self._memory = self._allocate(capacity or min(FIRST_CAPACITY, most))
+        self._memory = self._allocate(self.limit if capacity else min(FIRST_CAPACITY, most))
 
     # ------------------------------------------------------------------------------------------------------ looking
 
@@ -186,7 +186,7 @@ class Session:
         """Forget the tokens of a row from ``length`` on. Raises ValueError when it does not hold that many."""
         row = self._row(row)
         held = int(self._lengths[row])
-        if type(length) is not int or not 0 <= length <= held:
+        if not _is_integer(length) or not 0 <= length <= held:
             raise ValueError(f"row {row} holds {held} tokens: it can be rewound to 0..{held}, not to {length!r}")
         self._lengths[row] = length
         del self._tokens[row][length:]
@@ -314,7 +314,7 @@ class Session:
     # ------------------------------------------------------------------------------------------------------- checking
 
     def _row(self, row: int) -> int:
-        if not isinstance(row, int | np.integer) or not 0 <= row < self.rows:
+        if not _is_integer(row) or not 0 <= row < self.rows:
             raise ValueError(f"there is no row {row!r}: this session has rows 0..{self.rows - 1}")
         return int(row)
 
@@ -349,10 +349,15 @@ def _positions(wanted: Literal["last", "all"] | Sequence[int], count: int) -> np
         if wanted not in ("last", "all"):
             raise ValueError(f"logits must be 'last', 'all' or positions, not {wanted!r}")
         return np.arange(count - 1 if wanted == "last" else 0, count, dtype=np.int32)
-    positions = np.array(wanted, np.int64)
-    if positions.ndim != 1 or ((positions < 0) | (positions >= count)).any():
+    positions = np.asarray(wanted if len(wanted) else np.empty(0, np.int32))
+    outside = positions.dtype.kind not in "iu" or ((positions < 0) | (positions >= count)).any()
+    if positions.ndim != 1 or outside:
         raise ValueError(f"logits are wanted at {list(wanted)}, but there are only the positions 0..{count - 1}")
     return positions.astype(np.int32)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -167,7 +167,7 @@ def _open_tokenizer(definition: str, path: Path) -> Tokenizer:
 
 def _first_added(tokenizer: Tokenizer) -> int | None:
     """The token that a tokenizer puts before every text."""
-    bare, full = (tokenizer.encode("a", add_special_tokens=flag).ids for flag in (False, True))
+    bare, full = (tokenizer.encode("a text, 1 of 2", add_special_tokens=flag).ids for flag in (False, True))
     return full[0] if full[: len(bare)] != bare else None
 
 

@@ -55,6 +55,7 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "an EOS that is not in the model": (
         lambda m: m["vocabulary"].update(eos_token_ids=[97]), "eos_token_ids must be a token id below 97, not 97",
     ),
+    "more layers than inputs": (lambda m: m["cache"].update(layers=10**12), "layers cannot be"),
     "EOS is a number": (lambda m: m["vocabulary"].update(eos_token_ids=2), "eos_token_ids must be a list, not 2"),
     "no decode program": (lambda m: m["programs"].pop("decode"), "programs has no 'decode'"),
     "a program that is not listed": (
@@ -98,7 +99,7 @@ def test_damaged_manifests_are_refused(artifact: Path, damage: str) -> None:
     change, message = DAMAGES[damage]
     edit(artifact, change)
     with pytest.raises(ValueError, match=re.escape(message)) as error:
-        Manifest.open(artifact)
+        load(artifact)
     assert str(artifact) in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -50,7 +50,7 @@ def test_wrong_options(model: LanguageModel, options: dict[str, Any], message: s
 
 def test_the_model_tells_what_runs(model: LanguageModel) -> None:
     assert (model.provider, model.sessions, model.threads) == ("cpu", "two", 1)
-    other = load(model.manifest.folder, provider="CPU", sessions="one", threads=2)
+    other = load(model.manifest.folder, provider="CPUExecutionProvider", sessions="one", threads=2)
     assert (other.provider, other.sessions, other.threads) == ("cpu", "one", 2)
 
 

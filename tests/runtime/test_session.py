@@ -278,6 +278,8 @@ def test_views_cannot_be_written_to(model: LanguageModel) -> None:
     for array in (row.lengths, row.cache["0.key"]):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
+    row.prefill(0, [5, 6])
+    row.rewind(0, row.lengths[0] - 2)  # numbers may be NumPy's
     row.tokens(0).append(5)
     assert row.tokens(0) == []
 
@@ -320,6 +322,9 @@ def test_tokens_may_be_an_array(model: LanguageModel) -> None:
         (lambda s: s.prefill(-1, [5]), "no row -1"),
         (lambda s: s.prefill(0, [5, 6], logits=[2]), r"only the positions 0\.\.1"),
         (lambda s: s.prefill(0, [5, 6], logits=[-1]), r"only the positions 0\.\.1"),
+        (lambda s: s.prefill(0, [5, 6], logits=[0.5]), r"only the positions 0\.\.1"),
+        (lambda s: s.prefill(0, [5, 6], logits=[[0]]), r"only the positions 0\.\.1"),
+        (lambda s: s.prefill(True, [5]), "no row True"),
         (lambda s: s.prefill(0, [5, 6], logits="first"), "'last', 'all' or positions, not 'first'"),
         (lambda s: s.decode([5]), "one token for each of 2 rows, not 1"),
         (lambda s: s.decode([5, 5], [0, 0]), "names one twice"),
