@@ -27,7 +27,9 @@ Logits = npt.NDArray[np.float32]
 
 
 class NonFiniteLogits(ValueError):
-    """The model computed NaN or infinity: activations overflowed, or weights are broken.
+    """The model computed NaN or infinity, or one number for all tokens: activations overflowed, or weights are broken.
+
+    The latter is what a norm makes of an overflow: its square is infinite, and whatever is divided by that is 0.
 
     ``rows`` are the rows concerned, ``lengths`` how many tokens each held before the step; those rows are as they were
     before it.  After a decode step the other rows have moved on, and ``logits`` [len(rows asked for), V] is what the
@@ -38,8 +40,8 @@ class NonFiniteLogits(ValueError):
         self.rows, self.lengths, self.logits = tuple(rows), tuple(lengths), logits
         where = ", ".join(f"row {row} after {length} tokens" for row, length in zip(rows, lengths, strict=True))
         super().__init__(
-            f"{step} gave logits that are not finite ({where}): activations overflowed or weights are damaged. "
-            "An artifact with dtype fp32 has the widest range"
+            f"{step} gave logits that are not finite, or all the same ({where}): activations overflowed, or weights "
+            "are damaged. An artifact with dtype fp32 has the widest range"
         )
 
 
@@ -148,7 +150,7 @@ class Session:
             # A chunk without a wanted position tells its last, so that what is not finite never stays in the cache.
             wanted = positions[here] - first if here.any() else np.array([len(chunk) - 1], np.int32)
             found = self._prefill_chunk(row, chunk, wanted)
-            if not np.isfinite(found).all():
+            if not _meaningful(found).all():
                 self._undo(row, start)
                 raise NonFiniteLogits([row], [start], f"prefill of {len(ids)} tokens", found)
             result[here] = found[: here.sum()]
@@ -179,7 +181,7 @@ class Session:
             self._note(row, [token])
         self._lengths[stepping] += 1
         logits: Logits = run.logits.reshape(self.rows, -1)[stepping]  # a copy
-        self._refuse_non_finite(stepping, logits)
+        self._refuse_broken(stepping, logits)
         return logits
 
     def rewind(self, row: int, length: int = 0) -> None:
@@ -293,9 +295,8 @@ class Session:
 
     # --------------------------------------------------------------------------------------------- what is not finite
 
-    def _refuse_non_finite(self, stepping: npt.NDArray[np.intp], logits: Logits) -> None:
-        finite = np.asarray(np.isfinite(logits).all(axis=1))
-        if bad := stepping[~finite].tolist():
+    def _refuse_broken(self, stepping: npt.NDArray[np.intp], logits: Logits) -> None:
+        if bad := stepping[~_meaningful(logits)].tolist():
             before = [int(self._lengths[row]) - 1 for row in bad]
             for row, length in zip(bad, before, strict=True):
                 self._undo(row, length)
@@ -354,6 +355,13 @@ def _positions(wanted: Literal["last", "all"] | Sequence[int], count: int) -> np
     if positions.ndim != 1 or outside:
         raise ValueError(f"logits are wanted at {list(wanted)}, but there are only the positions 0..{count - 1}")
     return positions.astype(np.int32)
+
+
+def _meaningful(logits: Logits) -> npt.NDArray[np.bool_]:
+    """[P]: whether logits [P, V] are finite and tell tokens apart. The extremes show it: NaN is both if it is there."""
+    highest, lowest = logits.max(axis=1), logits.min(axis=1)
+    meaningful: npt.NDArray[np.bool_] = np.isfinite(highest) & np.isfinite(lowest) & (highest > lowest)
+    return meaningful
 
 
 def _is_integer(value: object) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -354,6 +356,22 @@ def test_wrong_calls_change_nothing(model: LanguageModel, call: Any, message: st
 def test_wrong_sizes_are_refused(model: LanguageModel, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         model.session(**arguments)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
+@pytest.mark.parametrize("name", ["layers.0.mlp.down", "layers.1.attn.out", "layers.1.mlp.up"])
+def test_one_broken_weight_never_gives_a_token(artifact: Path, name: str, value: float) -> None:
+    """1e38 is finite, and so is what comes out: a norm makes zeros of it. The first token would win."""
+    path = artifact / "weights.safetensors"
+    content = bytearray(path.read_bytes())
+    (length,) = struct.unpack_from("<Q", content)
+    start = 8 + length + json.loads(content[8 : 8 + length])[name]["data_offsets"][0]
+    struct.pack_into("<f", content, start, value)
+    path.write_bytes(content)
+    scripted_artifact.resign(artifact)
+    broken = load(artifact, threads=1)
+    with pytest.raises(NonFiniteLogits, match="row 0 after 0 tokens"):
+        broken.generate(TOKENS[:20])
 
 
 BROKEN = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
