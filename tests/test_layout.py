@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from diptych.cli.errors import EXPORT_EXTRA
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
@@ -131,6 +133,13 @@ def test_what_tests_and_tools_import_is_declared() -> None:
     brought_along = {"torch", "huggingface_hub"}  # by the extra `reference`, which few install, and by transformers
     for path in files:
         assert third_party(path) <= declared | ours | brought_along, path.relative_to(ROOT)
+
+
+def test_the_command_line_knows_what_the_extra_brings() -> None:
+    base = import_names(PROJECT["project"]["dependencies"])
+    rooms = ("diptych.jax_model", "diptych.export")
+    needed = {name for room in rooms for path in modules(room).values() for name in third_party(path)} - base
+    assert needed == EXPORT_EXTRA
 
 
 def test_everything_declared_is_imported() -> None:

@@ -6,6 +6,7 @@ unexpected keeps its traceback.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -66,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Text that the terminal's encoding cannot show should not end an answer.
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # what a test puts there may be no TextIOWrapper
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = _show_warning
     try:
         code: int | None = app(given or ["--help"], prog_name="diptych", standalone_mode=False)

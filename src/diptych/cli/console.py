@@ -48,7 +48,8 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def show(*renderables: Any) -> None:
-    Console().print(*renderables, sep="\n")
+    """Tables and lines on stdout; a name with brackets or colons in it stays as it is."""
+    Console(markup=False, emoji=False, highlight=False).print(*renderables, sep="\n")
 
 
 def size(count: float) -> str:
