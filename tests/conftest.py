@@ -1,16 +1,24 @@
-"""What every test may ask for: the two real models, fetched when they are not there."""
+"""What every test may ask for: the two real models, fetched when they are not there; and how hypothesis behaves."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import fetch_models
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden", action="store_true", help="rewrite the files of expected graphs instead of comparing")
+
+
+# A busy machine is no fault of the code: no deadlines. CI repeats the same examples, so that a change is what fails.
+settings.register_profile("diptych", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("diptych"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "diptych")
 
 
 def _fetched(name: str) -> Path:

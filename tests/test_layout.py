@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from diptych.cli.errors import EXPORT_EXTRA
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
@@ -121,6 +123,23 @@ def test_every_import_is_declared(room: str) -> None:
     allowed -= {"typer", "rich"} if room != "diptych" else set()
     for path in modules(room).values():
         assert third_party(path) <= allowed, path.relative_to(ROOT)
+
+
+def test_what_tests_and_tools_import_is_declared() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    declared = import_names(PROJECT["project"]["dependencies"] + extras["export"] + extras["dev"])
+    files = [path for folder in ("tests", "tools") for path in (ROOT / folder).rglob("*.py")]
+    ours = {path.stem for path in files} | {"reference"}
+    brought_along = {"torch", "huggingface_hub"}  # by the extra `reference`, which few install, and by transformers
+    for path in files:
+        assert third_party(path) <= declared | ours | brought_along, path.relative_to(ROOT)
+
+
+def test_the_command_line_knows_what_the_extra_brings() -> None:
+    base = import_names(PROJECT["project"]["dependencies"])
+    rooms = ("diptych.jax_model", "diptych.export")
+    needed = {name for room in rooms for path in modules(room).values() for name in third_party(path)} - base
+    assert needed == EXPORT_EXTRA
 
 
 def test_everything_declared_is_imported() -> None:

@@ -44,7 +44,7 @@ def session(lowered: Lowered, params: Any, **options: Any) -> ort.InferenceSessi
 def programs(name: str, target: str) -> tuple[Any, ort.InferenceSession, ort.InferenceSession]:
     config = CONFIGS[name]
     params = random_params(config)
-    both = (session(lower(program, config, target, S), params) for program in ("prefill", "decode"))  # type: ignore[arg-type]
+    both = (session(lower(program, config, target, S), params) for program in ("prefill", "decode"))
     return params, *both
 
 
@@ -225,7 +225,7 @@ def test_mixtures_weigh_just_as_many_experts_as_they_should(
 def test_standard_targets_use_the_default_domain_only() -> None:
     for target in ("onnx", "primitive"):
         for program in ("prefill", "decode"):
-            model = lower(program, LLAMA, target, S).model  # type: ignore[arg-type]
+            model = lower(program, LLAMA, target, S).model
             assert {node.domain for node in model.graph} == {""}
             assert dict(model.opset_imports) == {"": TARGETS[target].opset}
 
@@ -254,7 +254,7 @@ def printed(node: ir.Node) -> str:
 
 
 def test_names_and_shared_constants_agree_between_the_programs() -> None:
-    both = [lower(program, LLAMA, "ort", S) for program in ("prefill", "decode")]  # type: ignore[arg-type]
+    both = [lower(program, LLAMA, "ort", S) for program in ("prefill", "decode")]
     weights = [{n for n, v in one.model.graph.initializers.items() if v.const_value is None} for one in both]
     assert weights[0] == weights[1] == {name for name, _ in named_leaves(random_params(LLAMA))} | set(both[0].constants)
     assert all(np.array_equal(both[1].constants[name], value) for name, value in both[0].constants.items())

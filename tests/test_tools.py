@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import zipfile
 from collections.abc import Sequence
@@ -71,12 +72,9 @@ def test_what_cannot_be_had_leaves_nothing(index: list[str], tmp_path: Path, nam
     ("model", "name"),
     [
         ("smollm2-135m-instruct", "smollm2-135m-instruct"),
-        ("models/SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m-instruct"),
-        ("/data/gemma-3-270m-q4_k_m.gguf", "gemma-3-270m"),
+        ("models/SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m-instruct.q4_1"),
         ("HuggingFaceTB/SmolLM2-360M", "smollm2-360m"),
         ("./checkpoints/tiny_llama/", "tiny_llama"),
-        ("model-IQ2_XS.gguf", "model"),
-        ("tiny-f16.gguf", "tiny"),
         ("Qwen2.5-0.5B", "qwen2.5-0.5b"),
         ("模型 é😀.gguf", "model"),
     ],
@@ -92,3 +90,28 @@ def test_a_path_is_never_looked_up_in_the_hub(tmp_path: Path, monkeypatch: pytes
     assert demo.source_of("org/model") == "org/model"
     assert demo.source_of("org/other") == "hub:org/other"
     assert demo.source_of("some/missing/model.gguf") == "some/missing/model.gguf"
+
+
+def test_an_artifact_of_another_model_is_not_taken_for_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def record(command: str, *_: str) -> int:
+        calls.append(command)
+        return 0
+
+    monkeypatch.setattr(demo, "diptych", record)
+    monkeypatch.setattr(demo, "ROOT", tmp_path)
+    files = {"weights.gguf": {"sha256": "0" * 64, "bytes": 5}}
+    model, artifact = tmp_path / "weights.gguf", Path("artifact")
+    model.write_bytes(b"12345")
+    assert demo.see_to(str(model), artifact) == 0
+    (tmp_path / artifact).mkdir()
+    (tmp_path / artifact / "manifest.json").write_text(json.dumps({"source": {"files": files}}))
+    assert demo.see_to(str(model), artifact) == 0
+    assert calls == ["export", "inspect"]
+    model.write_bytes(b"123456")
+    for other in (str(model), fetch_models.DEFAULT):
+        with pytest.raises(FileExistsError, match="another model"):
+            demo.see_to(other, artifact)

@@ -12,6 +12,7 @@ Gemma norms with the one added.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,11 +47,11 @@ class Tiny:
         """Norms vary around their mean, biases are N(0, 1), matrices keep the scale of what they multiply."""
         seed = zlib.crc32(f"{self.seed}/{name}".encode())
         z = np.random.RandomState(seed).standard_normal(shape)  # a stream that NumPy promises never to change
-        if "norm" in name and name.endswith("weight"):
+        if re.search(r"(norm|\bln_).*weight$", name):
             z = self.norm_mean + 0.3 * z
-        elif "embed_tokens" in name:
+        elif re.search(r"\b(embed_tokens|tok_embeddings|embed_in|wte|wpe)\b", name):
             z = self.embed_std * z
-        elif len(shape) > 1:
+        elif len(shape) > 1 and not name.endswith("bias"):
             z = z / np.sqrt(shape[-1])
         return np.asarray(z, dtype=np.float32)
 

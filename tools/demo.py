@@ -9,6 +9,7 @@ A second run finds the model and the artifact and uses them again.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
 import subprocess
@@ -18,16 +19,14 @@ from pathlib import Path
 import fetch_models
 
 ROOT = Path(__file__).resolve().parents[1]
-QUESTION = "What is the capital of France, and what is it known for?"
+QUESTION = "What is gravity?"
 FROM_HUB = ["*.json", "*.safetensors", "*.jinja"]
-# What file names add to a model's name: SmolLM2-135M-Instruct.Q4_1, gemma-3-270m-q4_k_m, tiny-f16.
-_QUANTISATION = re.compile(r"[.-](i?q\d\w*|bf16|f16|f32)$")
 
 
 def artifact_name(model: str) -> str:
-    """``models/SmolLM2-135M-Instruct.Q4_1.gguf``, ``org/SmolLM2-135M-Instruct`` -> ``smollm2-135m-instruct``."""
+    """``models/SmolLM2-135M.Q4_1.gguf`` -> ``smollm2-135m.q4_1``, ``org/SmolLM2-135M`` -> ``smollm2-135m``."""
     name = Path(model).name.lower().removesuffix(".gguf")
-    return re.sub(r"[^a-z0-9._-]+", "-", _QUANTISATION.sub("", name)).strip("-.") or "model"
+    return re.sub(r"[^a-z0-9._-]+", "-", name).strip("-.") or "model"
 
 
 def artifact_of(model: str) -> Path:
@@ -44,12 +43,26 @@ def source_of(model: str) -> str:
     return fetch_from_hub(model)
 
 
+def made_from(model: str, artifact: Path) -> bool:
+    """Whether an artifact's provenance is this model: two models may have one name."""
+    files = json.loads((artifact / "manifest.json").read_text(encoding="utf-8"))["source"]["files"]
+    if model in fetch_models.KNOWN:
+        return [file["sha256"] for file in files.values()] == [fetch_models.KNOWN[model].sha256]
+    source = Path(model) if Path(model).exists() else hub_folder(model)
+    folder = source if source.is_dir() else source.parent
+    return all((folder / name).is_file() and (folder / name).stat().st_size == files[name]["bytes"] for name in files)
+
+
+def hub_folder(model: str) -> Path:
+    return fetch_models.MODELS / model.replace("/", "--")
+
+
 def fetch_from_hub(model: str) -> str:
     """Download what an export reads of a Hugging Face repository into ``models/``. Raises FetchError."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
-    folder = fetch_models.MODELS / model.replace("/", "--")
+    folder = hub_folder(model)
     fetch_models.say(f"{model} is no path here: fetching it from the Hugging Face Hub into {folder}")
     try:
         return huggingface_hub.snapshot_download(model, local_dir=folder, allow_patterns=FROM_HUB)
@@ -72,18 +85,24 @@ def main() -> int:
     parser.add_argument("--question", default=QUESTION)
     parser.add_argument("--no-answer", action="store_true", help="only see to it that the artifact is there")
     options = parser.parse_args()
-    artifact = str(artifact_of(options.model))
+    artifact = artifact_of(options.model)
     try:
-        if (ROOT / artifact / "manifest.json").exists():
-            code = diptych("inspect", artifact)
-        else:
-            code = diptych("export", source_of(options.model), "--output", artifact)
+        code = see_to(options.model, artifact)
     except (fetch_models.FetchError, OSError) as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
     if code or options.no_answer:
         return code
-    return diptych("run", artifact, options.question, "--max-tokens", "128")
+    return diptych("run", str(artifact), options.question, "--max-tokens", "128")
+
+
+def see_to(model: str, artifact: Path) -> int:
+    """Make the artifact, or show the one that is there. Raises FetchError, FileExistsError."""
+    if not (ROOT / artifact / "manifest.json").exists():
+        return diptych("export", source_of(model), "--output", str(artifact))
+    if not made_from(model, ROOT / artifact):
+        raise FileExistsError(f"{artifact} was made from another model than {model}: remove it, or use diptych export")
+    return diptych("inspect", str(artifact))
 
 
 if __name__ == "__main__":
