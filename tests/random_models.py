@@ -11,7 +11,7 @@ import numpy as np
 
 from diptych.jax_model.config import Config, Experts, LatentLayer, Layer
 from diptych.jax_model.params import abstract
-from diptych.jax_model.rope import Rope
+from diptych.jax_model.rope import LongRope, Rope, Yarn
 
 LLAMA = Config(
     family="llama", V=97, D=64, F=128, N=8, K=2, H=16, layers=(Layer(Rope(1e4, 16)),) * 2, max_positions=256,
@@ -64,15 +64,35 @@ LATENT = replace(  # and a router that chooses groups first
         )
     ),
 )  # fmt: skip
+OLMO = replace(  # norms without weights; with every scalar switch there is
+    LLAMA, family="olmo", norm="layer", qkv_clip=0.8, attn_softcap=1.0, logit_softcap=2.0, embed_scale=3.0,
+    residual_scale=0.5, logit_scale=0.7,
+)  # fmt: skip
+OLMO3 = replace(  # norms behind, and over all heads
+    LLAMA, family="olmo3", N=6, qk_norm="width", norm_placement="after", norm_scale_first=True,
+    layers=(Layer(Rope(1e4, 16, Yarn(4.0, 16, 1.1))), Layer(Rope(1e4, 16), window=8)),
+)  # fmt: skip
+PHI = replace(GPT2, family="phi", K=2, layers=(Layer(Rope(1e4, 8)),) * 2, norm_placement="parallel", qk_norm="head",
+              tied=False, head_bias=True, learned_positions=False)  # fmt: skip
+GLM4 = replace(  # rope turns pairs of neighbours in half of each head, by frequencies of a long list
+    LLAMA, family="glm4", H=32, norm_placement="around", qkv_bias=True,
+    layers=(Layer(Rope(1e4, 16, LongRope((1.0,) * 8, tuple(1.0 + i for i in range(8)), 64, 1.2), interleaved=True)),)
+    * 2,
+)  # fmt: skip
 CONFIGS = {
     "llama": LLAMA,
     "gemma3": GEMMA,
     "small_heads": SMALL_HEADS,
     "cohere": COHERE,
     "gpt2": GPT2,
-    "gpt_neox": NEOX, "mixture": MIXTURE,
+    "gpt_neox": NEOX,
+    "mixture": MIXTURE,
     "gpt_oss": SINKS,
     "deepseek": LATENT,
+    "olmo": OLMO,
+    "olmo3": OLMO3,
+    "phi": PHI,
+    "glm4": GLM4,
 }
 
 

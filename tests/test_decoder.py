@@ -85,14 +85,23 @@ def test_a_window_hides_what_is_older() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("embed_scale", 1.0), ("attn_scale", 0.5), ("qk_norm", None), ("activation", "silu"), ("norm_eps", 1e-1)],
-)
-def test_every_switch_changes_the_result(field: str, value: Any) -> None:
-    params = random_params(GEMMA)
-    config = dataclasses.replace(GEMMA, **{field: value})
+    ("name", "field", "value"),
+    [
+        *(("gemma3", field, value) for field, value in [
+            ("embed_scale", 1.0), ("attn_scale", 0.5), ("qk_norm", None), ("activation", "silu"), ("norm_eps", 1e-1),
+        ]),
+        *(("olmo", field, value) for field, value in [
+            ("attn_softcap", None), ("logit_softcap", None), ("qkv_clip", None), ("residual_scale", 1.0),
+            ("logit_scale", 1.0), ("norm", "rms"),
+        ]),
+    ],
+)  # fmt: skip
+def test_every_switch_changes_the_result(name: str, field: str, value: Any) -> None:
+    base = CONFIGS[name]
+    params = random_params(base)
+    config = dataclasses.replace(base, **{field: value})
     assert not np.allclose(
-        every_position(GEMMA, params, tokens(1, 9)), every_position(config, params, tokens(1, 9)), atol=1e-3
+        every_position(base, params, tokens(1, 9)), every_position(config, params, tokens(1, 9)), atol=1e-3
     )
 
 
