@@ -27,7 +27,7 @@ from diptych.jax_model.families import (
 from diptych.jax_model.families.foreign import Foreign
 from diptych.jax_model.families.table import Parameter
 
-__all__ = ["FAMILIES", "Family", "Foreign", "Parameter"]
+__all__ = ["FAMILIES", "MULTIMODAL", "Family", "Foreign", "Multimodal", "Parameter"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,19 @@ class Family:
     table: tuple[Parameter, ...]
     ignored: tuple[str, ...] = ()
     prefix: str = ""
+
+
+@dataclass(frozen=True)
+class Multimodal:
+    """A model for several kinds of input, of which the part for text is read; it is of a ``family`` of ours.
+
+    The part's configuration is nested under ``text_config``.  Its tensors are named as in a model for text alone, but
+    for ``infix``; ``ignored`` are patterns of the other parts' tensors.
+    """
+
+    family: str
+    infix: str
+    ignored: tuple[str, ...]
 
 
 # Old exports of transformers stored rope's frequencies; GGUF files what divides them, which their configuration has.
@@ -85,4 +98,9 @@ FAMILIES: dict[str, Family] = {
     "starcoder2": Family(starcoder2.configure, starcoder2.TABLE, _ROPE_BUFFERS),
     "gemma3_text": Family(gemma.configure_gemma3, gemma.GEMMA3_TABLE, _ROPE_BUFFERS),
     "nemotron": Family(nemotron.configure, nemotron.TABLE, _ROPE_BUFFERS),
+}
+
+# Keyed by the ``model_type`` of the whole.
+MULTIMODAL = {
+    "gemma3": Multimodal("gemma3_text", "language_model.", ("*vision_tower.*", "*multi_modal_projector.*")),
 }

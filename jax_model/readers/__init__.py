@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.jax_model.families import FAMILIES, Foreign
+from diptych.jax_model.families import FAMILIES, MULTIMODAL, Foreign
 
 if TYPE_CHECKING:
     from diptych.jax_model.tokenizers import TokenizerFiles
@@ -85,7 +85,8 @@ def supported(family: object, origin: str) -> str:
     """``family`` if there is one of that name. Raises ValueError with the list of those that there are."""
     if isinstance(family, str) and family in FAMILIES:
         return family
-    raise ValueError(f"{origin}: architecture {family!r} is not supported; supported: {', '.join(sorted(FAMILIES))}")
+    known = ", ".join(sorted({*FAMILIES, *MULTIMODAL}))
+    raise ValueError(f"{origin}: architecture {family!r} is not supported; supported: {known}")
 
 
 def plausible_layers(count: object, tensors: int, origin: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import functools
 import logging
 import os
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.jax_model import tokenizers
-from diptych.jax_model.families import Foreign
+from diptych.jax_model.families import MULTIMODAL, Foreign, Multimodal
 from diptych.jax_model.readers import TensorInfo, mxfp4, plausible_layers, supported
 from diptych.jax_model.readers.files import hashes, map_rows, read_json
 from diptych.jax_model.readers.safetensors_header import CONVERTERS, Stored, read_header
@@ -34,8 +35,10 @@ class HuggingFaceCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         raw = read_json(_present(path, CONFIG))
+        if (whole := MULTIMODAL.get(str(raw.get("model_type")))) is not None:
+            raw = raw | _text_config(raw, path / CONFIG) | {"model_type": whole.family}
         self.family = supported(raw.get("model_type"), str(path / CONFIG))
-        self._places = _places(path)
+        self._places = _places(path) if whole is None else _text_places(_places(path), whole, path)
         self.tensors = {name: TensorInfo(stored.shape, stored.dtype) for name, (_, stored) in self._places.items()}
         if quantised := raw.get("quantization_config"):
             self._unpack(quantised.get("quant_method", "by an unnamed method"))
@@ -88,6 +91,23 @@ def _present(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
         raise FileNotFoundError(f"{folder}: no {name}; a Hugging Face folder has one beside its .safetensors files")
     return folder / name
+
+
+def _text_config(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What a model for several kinds of input says of its part for text."""
+    config = raw.get("text_config")
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: {raw['model_type']!r} should have a 'text_config', found {config!r}")
+    return config
+
+
+def _text_places(places: Mapping[str, tuple[Path, Stored]], whole: Multimodal, path: Path) -> dict[str, Any]:
+    """The tensors of the part for text, under the names that they would have by themselves."""
+    own = [name for name in places if not any(fnmatch.fnmatchcase(name, pattern) for pattern in whole.ignored)]
+    renamed = {name.replace(whole.infix, "", 1): places[name] for name in own}
+    if len(renamed) < len(own):
+        raise ValueError(f"{path}: some tensors differ in nothing but {whole.infix!r} in their names")
+    return renamed
 
 
 def _with_defaults(family: str, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
