@@ -21,8 +21,8 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Lan
 
 def test_a_prompt_becomes_the_text_that_transformers_gives(smollm2: LanguageModel) -> None:
     """All three stored prompts: 5, 24 and some 800 tokens, 32 greedy tokens each, or until one ends the text."""
+    ends = smollm2.manifest.vocabulary.eos_token_ids
     for sample in samples.load("smollm2"):
-        ends = smollm2.manifest.vocabulary.eos_token_ids
         want = list(itertools.takewhile(lambda token: token not in ends, sample.continuation))
         result = smollm2.generate(sample.prompt, max_tokens=len(sample.continuation))
         assert [token for token in result.token_ids if token not in ends] == want
