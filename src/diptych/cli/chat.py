@@ -7,19 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from diptych.cli import options
 from diptych.cli.errors import explain
-from diptych.cli.options import (
-    Artifact,
-    MaxTokens,
-    Seed,
-    SessionsOption,
-    Stop,
-    System,
-    Temperature,
-    Threads,
-    TopK,
-    TopP,
-)
 from diptych.cli.run import print_pieces, timing_line
 
 if TYPE_CHECKING:
@@ -29,16 +18,16 @@ HELP = "Ctrl-C ends an answer, Ctrl-D the conversation; /reset forgets it."
 
 
 def chat(
-    artifact: Artifact,
-    system: System = None,
-    max_tokens: MaxTokens = 512,
-    temperature: Temperature = 0.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    seed: Seed = None,
-    stop: Stop = None,
-    sessions: SessionsOption = "two",
-    threads: Threads = None,
+    artifact: options.Artifact,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    sessions: options.SessionsOption = "two",
+    threads: options.Threads = None,
 ) -> None:
     """Talk with a model. Ctrl-C ends an answer, Ctrl-D the conversation; /reset forgets it."""
     from diptych.runtime import load

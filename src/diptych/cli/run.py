@@ -8,41 +8,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diptych.cli import options
 from diptych.cli.console import print_json
-from diptych.cli.options import (
-    Artifact,
-    Json,
-    MaxTokens,
-    Seed,
-    SessionsOption,
-    Stop,
-    System,
-    Temperature,
-    Threads,
-    TopK,
-    TopP,
-)
 
 if TYPE_CHECKING:
     from diptych.runtime import Generation, Result
 
 
 def run(
-    artifact: Artifact,
+    artifact: options.Artifact,
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT", help="The text; - reads it from stdin.", show_default=False)
     ],
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
-    system: System = None,
-    max_tokens: MaxTokens = 512,
-    temperature: Temperature = 0.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    seed: Seed = None,
-    stop: Stop = None,
-    sessions: SessionsOption = "two",
-    threads: Threads = None,
-    as_json: Json = False,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    sessions: options.SessionsOption = "two",
+    threads: options.Threads = None,
+    as_json: options.Json = False,
 ) -> None:
     """Answer one prompt: the text streams to stdout, the timing goes to stderr."""
     from diptych.runtime import load
