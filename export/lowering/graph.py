@@ -55,6 +55,12 @@ class GraphBuilder:
         self.graph.initializers[name] = value
         return value
 
+    def view(self, value: Operand, aval: Aval) -> ir.Value:
+        """The same bytes of a parameter as another type; named ``path:type``, which whoever saves the graph resolves."""
+        assert isinstance(value, ir.Value) and value.name in self.graph.initializers, "only parameters have other views"
+        name = f"{value.name}:{aval.dtype.name}"
+        return self.graph.initializers[name] if name in self.graph.initializers else self.add_parameter(name, aval)
+
     def add_output(self, name: str, value: Operand, aval: Aval) -> None:
         """Name ``value`` as a graph output; an input or initializer is passed on by an Identity."""
         full = self.full(value, aval)
