@@ -81,7 +81,10 @@ def _explaining(parent: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _parents_of(final: Path) -> Iterator[None]:
     """Make the folders above ``final``; if the block raises, remove those that were made."""
-    missing = [parent for parent in final.parents if not parent.exists()]
+    missing = [parent for parent in final.parents if not os.path.lexists(parent)]
+    lowest = next(parent for parent in final.parents if parent not in missing)
+    if not lowest.is_dir():
+        raise NotADirectoryError(f"cannot write to {final.parent}: {lowest} is not a folder")
     try:
         with _explaining(final.parent):
             final.parent.mkdir(parents=True, exist_ok=True)

@@ -123,13 +123,21 @@ def test_a_root_is_no_output() -> None:
         make(Path("/"), "new", force=True)
 
 
-@pytest.mark.parametrize("parent", ["file/below", "locked"])
-def test_a_parent_that_cannot_be_written_is_refused_before_any_work(parent: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("parent", ["file", "file/below", "file/far/below"])
+def test_a_parent_that_is_a_file_is_named(parent: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    (tmp_path / "locked").mkdir(mode=0o500)
-    if parent == "locked" and os.access(tmp_path / parent, os.W_OK):
-        parent = "/proc/1"  # to root everything is writable, but not this
-    with pytest.raises(OSError, match=r"cannot write to .*: \w+"):
+    with pytest.raises(NotADirectoryError, match=r"cannot write to .*: .*/file is not a folder"):
+        make(tmp_path / parent / "model", "new")
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("parent", ["below/locked", "locked"])
+def test_a_parent_that_cannot_be_written_is_refused_before_any_work(parent: str, tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / parent).mkdir(mode=0o500)
+    if os.access(tmp_path / parent, os.W_OK):
+        parent = f"/proc/{parent}"  # to root everything is writable, but not this
+    with pytest.raises(OSError, match=r"cannot write to .*locked: \w+|cannot write to /proc.*: \w+"):
         make(tmp_path / parent / "model", "new")
 
 

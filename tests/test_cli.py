@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -34,8 +35,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (root / "junk.gguf").write_bytes(b"GGUF" + bytes(range(256)))
     artifact = root / "artifact"
     assert main(["export", str(folder), "-o", str(artifact), "--name", "tiny"]) == 0
-    names = ("artifact", "checkpoint", "cut.gguf", "empty", "junk.gguf", "model.gguf", "text", "unknown")
-    return {name: root / name for name in names} | {"missing": root / "missing", "new": root / "new"}
+    names = ("artifact", "checkpoint", "empty", "missing", "new", "text", "unknown")
+    files = {"gguf": gguf, "cut": root / "cut.gguf", "junk": root / "junk.gguf"}
+    return {name: root / name for name in names} | files
 
 
 Call = Callable[..., tuple[int, str, str]]
@@ -58,8 +60,8 @@ def call(places: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> Call:
 WRONG_INPUT = {
     "no such file": ("export {missing} -o {new}", "missing"),
     "empty folder": ("export {empty} -o {new}", "empty"),
-    "cut GGUF": ("export {cut.gguf} -o {new}", "cut.gguf"),
-    "junk after the magic": ("export {junk.gguf} -o {new}", "junk.gguf"),
+    "cut GGUF": ("export {cut} -o {new}", "cut.gguf"),
+    "junk after the magic": ("export {junk} -o {new}", "junk.gguf"),
     "no model at all": ("export {text} -o {new}", "text"),
     "unknown architecture": ("export {unknown} -o {new}", "mamba llama gemma3_text"),
     "output exists": ("export {checkpoint} -o {artifact}", "artifact --force"),
@@ -77,7 +79,7 @@ WRONG_INPUT = {
     "verify against nothing": ("verify {artifact} --source {missing}", "missing"),
     "verify no step": ("verify {artifact} --steps 0", "--steps"),
     "run nothing": ("run {missing} Hello", "missing"),
-    "run a file": ("run {model.gguf} Hello", "model.gguf"),
+    "run a file": ("run {gguf} Hello", "model.gguf"),
     "run a checkpoint": ("run {checkpoint} Hello", "manifest.json"),
     "no prompt": ("run {artifact}", "PROMPT"),
     "cold temperature": ("run {artifact} Hello --temperature -1", "--temperature"),
@@ -104,7 +106,7 @@ def test_wrong_input_costs_one_line(call: Call, places: dict[str, Path], line: s
 
 def test_a_failed_export_leaves_nothing_beside_its_output(call: Call, places: dict[str, Path]) -> None:
     before = set(places["new"].parent.iterdir())
-    assert call("export", "{cut.gguf}", "-o", "{new}")[0] == 2
+    assert call("export", "{cut}", "-o", "{new}")[0] == 2
     assert set(places["new"].parent.iterdir()) == before
 
 
@@ -122,7 +124,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_export_prints_one_json_object(call: Call, tmp_path: Path) -> None:
-    code, out, err = call("export", "{model.gguf}", "-o", str(tmp_path / "a"), "--no-verify", "--json")
+    code, out, err = call("export", "{gguf}", "-o", str(tmp_path / "a"), "--no-verify", "--json")
     report = json.loads(out)
     assert (code, err) == (0, "")
     assert report["path"] == str(tmp_path / "a")
@@ -157,7 +159,7 @@ def test_verify_finds_a_changed_byte(call: Call, places: dict[str, Path], tmp_pa
 def test_run_streams_text_and_tells_the_phases_apart(call: Call) -> None:
     code, out, err = call("run", "{artifact}", "Hello", "--max-tokens", "5")
     assert code == 0
-    for part in ("TTFT", "prefill", "decode", "ended by"):
+    for part in ("TTFT", "prefill", "decode", "finish: "):
         assert part in err
     as_json = json.loads(call("run", "{artifact}", "Hello", "--max-tokens", "5", "--json")[1])
     assert out == as_json["text"] + "\n"
@@ -197,7 +199,7 @@ def test_a_seed_repeats_and_stop_strings_end(call: Call) -> None:
 
 
 def test_inspect_agrees_about_artifact_and_checkpoint(call: Call) -> None:
-    described = {name: json.loads(call("inspect", f"{{{name}}}", "--json")[1]) for name in ("artifact", "model.gguf")}
+    described = {name: json.loads(call("inspect", f"{{{name}}}", "--json")[1]) for name in ("artifact", "gguf")}
     artifact, checkpoint = described.values()
     assert (artifact["kind"], checkpoint["kind"]) == ("artifact", "checkpoint")
     for key in ("model", "parameters", "memory", "tokenizer"):
@@ -209,7 +211,7 @@ def test_inspect_agrees_about_artifact_and_checkpoint(call: Call) -> None:
     assert artifact["tokenizer"]["chat_template"]
 
 
-@pytest.mark.parametrize("source", ["artifact", "checkpoint", "model.gguf"])
+@pytest.mark.parametrize("source", ["artifact", "checkpoint", "gguf"])
 def test_inspect_for_people(call: Call, source: str) -> None:
     code, out, err = call("inspect", f"{{{source}}}")
     assert (code, err) == (0, "")
@@ -233,7 +235,7 @@ class Keyboard:
 
 def test_chat_keeps_the_conversation(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[dict[str, str]]] = []
-    stream = diptych.runtime.LanguageModel.stream  # type: ignore[attr-defined]
+    stream = diptych.runtime.LanguageModel.stream
 
     def spy(self: Any, messages: Any, **options: Any) -> Any:
         seen.append([dict(message) for message in messages])
@@ -250,6 +252,44 @@ def test_chat_keeps_the_conversation(call: Call, monkeypatch: pytest.MonkeyPatch
     ]
     assert [messages[-1]["content"] for messages in seen] == ["one", "two", "three"]
     assert "/what" in err
+    assert "reused" in err.splitlines()[2], "the second turn computes only what is new"
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_conversation(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = diptych.runtime.Session.decode
+    steps: list[int] = []
+
+    def interrupted_once(self: Any, *arguments: Any) -> Any:
+        steps.append(1)
+        if len(steps) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return decode(self, *arguments)
+
+    monkeypatch.setattr("diptych.runtime.Session.decode", interrupted_once)
+    monkeypatch.setattr("builtins.input", Keyboard("one", "two"))
+    code, _, err = call("chat", "{artifact}", "--max-tokens", "6")
+    assert code == 0
+    assert [line.rpartition(" ")[2] for line in err.splitlines()[1:]] == ["cancelled", "length"]
+
+
+def test_ctrl_c_ends_a_run_with_what_is_there(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("diptych.runtime.Session.decode", interrupted)
+    code, out, err = call("run", "{artifact}", "Hello")
+    assert (code, out[-1], err.count("\n")) == (130, "\n", 1)
+    assert "finish: cancelled" in err
+
+
+def test_a_question_that_does_not_fit_ends_nothing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", Keyboard("word " * 300, "two"))
+    code, _, err = call("chat", "{artifact}", "--max-tokens", "3")
+    assert code == 0
+    first, second = err.splitlines()[1:]
+    assert "256" in first
+    assert first.startswith("Error: ")
+    assert "finish: length" in second
 
 
 def test_a_missing_extra_is_named(places: dict[str, Path]) -> None:

@@ -179,6 +179,12 @@ def test_names(path: str, name: str) -> None:
     assert pipeline.slug(Path(path)) == name
 
 
+def test_the_shortest_context(sources: dict[str, Path], tmp_path: Path) -> None:
+    report = export(sources["llama-16-8"], tmp_path / "out", max_context=16)
+    assert report.verification["status"] == "passed"
+    assert Manifest.open(report.path).max_context == 16
+
+
 # -------------------------------------------------------------------------------------------------------- reproducible
 
 TWICE = """

@@ -123,6 +123,16 @@ def test_every_import_is_declared(room: str) -> None:
         assert third_party(path) <= allowed, path.relative_to(ROOT)
 
 
+def test_what_tests_and_tools_import_is_declared() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    declared = import_names(PROJECT["project"]["dependencies"] + extras["export"] + extras["dev"])
+    files = [path for folder in ("tests", "tools") for path in (ROOT / folder).rglob("*.py")]
+    ours = {path.stem for path in files} | {"reference"}
+    brought_along = {"torch", "huggingface_hub"}  # by the extra `reference`, which few install, and by transformers
+    for path in files:
+        assert third_party(path) <= declared | ours | brought_along, path.relative_to(ROOT)
+
+
 def test_everything_declared_is_imported() -> None:
     used = {name for room in FOLDERS for path in modules(room).values() for name in third_party(path)}
     for requirement in PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["export"]:

@@ -140,7 +140,11 @@ def test_a_changed_file_is_named_and_not_run(artifact: Path) -> None:
     assert "weights.safetensors changed" in check.what
 
 
-def test_weights_that_are_not_the_sources_fail_whatever_the_hashes_say(ort_artifact: Path, source: Path) -> None:
+@pytest.mark.parametrize("piece", [1 << 24, 1000], ids=["whole", "in pieces"])
+def test_weights_that_are_not_the_sources_fail_whatever_the_hashes_say(
+    piece: int, ort_artifact: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parity, "_PIECE", piece)
     path = ort_artifact / "weights.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2 & ~3] ^= 1
@@ -187,9 +191,11 @@ def test_no_artifact(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- comparison
 
+WHAT = dict.fromkeys(("prefill.first", "prefill.second", "decode", "greedy"), "")
+
 
 def steps_of(logits: NDArray[np.float32], difference: NDArray[np.float32]) -> tuple[list[Step], Iterator[Step]]:
-    names = ("prefill.first", "prefill.second", "decode")
+    names = list(WHAT)[:3]
     return [Step(name, logits) for name in names], (Step(name, logits + difference) for name in names)
 
 
@@ -199,7 +205,7 @@ def test_an_error_is_reported_wherever_it_is(seed: int, size: float) -> None:
     logits = random.normal(size=(2, 3, 11)).astype(np.float32)
     difference = np.zeros_like(logits)
     difference[tuple(random.integers(difference.shape))] = size * random.choice([-1, 1])
-    for check in compare(*steps_of(logits, difference))[:3]:
+    for check in compare(WHAT, *steps_of(logits, difference))[:3]:
         assert check.max_abs_error == pytest.approx(size, rel=0.11, abs=1e-6)
         assert check.passed == (check.max_abs_error is not None and check.max_abs_error <= 1e-3)
         assert check.count == logits.size
@@ -208,14 +214,14 @@ def test_an_error_is_reported_wherever_it_is(seed: int, size: float) -> None:
 @pytest.mark.parametrize("second", [0.9, 0.9995])
 def test_equal_tokens_pass(second: float) -> None:
     logits = np.array([[[1.0, second]]], np.float32)
-    assert compare(*steps_of(logits, np.zeros_like(logits)))[-1].passed
+    assert compare(WHAT, *steps_of(logits, np.zeros_like(logits)))[-1].passed
 
 
 @pytest.mark.parametrize(("second", "passed"), [(0.9995, True), (0.998, False)])
 def test_another_token_passes_only_if_the_two_were_as_good_as_equal(second: float, passed: bool) -> None:
     logits = np.array([[[1.0, second]]], np.float32)
     swapped = np.array([[[second, 1.0]]], np.float32)
-    check = compare(*steps_of(logits, swapped - logits))[-1]
+    check = compare(WHAT, *steps_of(logits, swapped - logits))[-1]
     assert (check.name, check.passed) == ("greedy", passed)
     assert check.max_abs_error == pytest.approx(1 - second, rel=0.05)
 
@@ -257,8 +263,11 @@ def test_every_plan_fits_its_context(max_context: int, steps: int, V: int) -> No
 
 def test_by_default_there_are_two_ragged_rows_and_32_steps() -> None:
     plan = Plan.make(None, 1000, 8192, None)
-    assert [[len(tokens) for tokens in chunk] for chunk in plan.chunks] == [[300, 17], [300, 31]]
-    assert plan.steps == 32
+    assert list(plan.checks().values())[:3] == [
+        "rows of 300 and 17 tokens in an empty cache",
+        "300 and 31 tokens more behind them",
+        "32 steps of 2 rows",
+    ]
 
 
 def test_prompts_are_long_enough_to_cross_a_window_of_512() -> None:

@@ -36,7 +36,7 @@ def test_the_example_runs(
     example = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     assert example
     exec(compile(example[1], "README.md", "exec"), {})
-    assert "Paris" in capsys.readouterr().out
+    assert capsys.readouterr().out == "The capital of France is Paris."
 
 
 def test_the_file_map_names_what_is_there() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import fetch_models
 
 ROOT = Path(__file__).resolve().parents[1]
-QUESTION = "What is the capital of France, and what is it known for?"
+QUESTION = "What is gravity?"
 FROM_HUB = ["*.json", "*.safetensors", "*.jinja"]
 # What file names add to a model's name: SmolLM2-135M-Instruct.Q4_1, gemma-3-270m-q4_k_m, tiny-f16.
 _QUANTISATION = re.compile(r"[.-](i?q\d\w*|bf16|f16|f32)$")

@@ -57,12 +57,13 @@ def map_rows(
     convert: Callable[[NDArray[np.uint8]], NDArray[np.float32]],
     rows: slice | None,
 ) -> NDArray[np.float32]:
-    """Rows of the tensor of ``shape`` that lies in ``nbytes`` at ``offset``, converted to float32.
+    """Some or all rows of the tensor of ``shape`` that lies in ``nbytes`` at ``offset``, converted to float32.
 
     ``convert`` takes bytes [rows, bytes of a row].  The file is mapped a chunk at a time and let go, so that neither
     its pages nor the converter's intermediate values add up.
     """
-    table = shape if len(shape) > 1 else (1, *shape)  # a vector is one row
+    assert len(shape) > 1 or rows is None, "a vector has no rows"
+    table = shape if len(shape) > 1 else (1, *shape)
     row_bytes = nbytes // max(1, table[0])
     start, stop, _ = (rows or slice(None)).indices(table[0])
     out = np.empty((max(0, stop - start), *table[1:]), np.float32)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -49,12 +50,24 @@ for command in (export, verify, run, chat, inspect):
     app.command()(command)
 
 
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    print(f"Warning: {message}", file=sys.stderr)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Text that the terminal's encoding cannot show should not end an answer.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # what a test puts there may be no TextIOWrapper
+    warnings.showwarning = _show_warning
     try:
         code: int | None = app(given or ["--help"], prog_name="diptych", standalone_mode=False)
         sys.stdout.flush()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from typing import TYPE_CHECKING
 
+from diptych.cli.errors import explain
 from diptych.cli.options import (
     Artifact,
     MaxTokens,
@@ -20,7 +20,7 @@ from diptych.cli.options import (
     TopK,
     TopP,
 )
-from diptych.cli.run import timing_line
+from diptych.cli.run import print_pieces, timing_line
 
 if TYPE_CHECKING:
     from diptych.runtime import Generation, Message
@@ -44,10 +44,12 @@ def chat(
     from diptych.runtime import load
 
     model = load(artifact, sessions=sessions, threads=threads)
+    session = model.session()  # keeps the cache: what a turn shares with the one before is not computed again
 
     def answer(messages: list[Message]) -> Generation:
         return model.stream(
             messages,
+            session=session,
             max_tokens=max_tokens,
             temperature=temperature,
             top_k=top_k,
@@ -71,11 +73,22 @@ def converse(answer: Callable[[list[Message]], Generation], system: str | None) 
         if line == "/reset":
             messages = list(start)
             print("The conversation starts anew.", file=sys.stderr)
-        elif line.startswith("/"):
-            print(f"There is no command {line.split()[0]}. {HELP}", file=sys.stderr)
+        elif line.startswith("/") and len(line.split()) == 1:
+            print(f"There is no command {line}. {HELP}", file=sys.stderr)
         elif line:
-            messages.append({"role": "user", "content": line})
-            messages.append({"role": "assistant", "content": _print_answer(answer(messages))})
+            messages += _turn(answer, [*messages, {"role": "user", "content": line}])
+
+
+def _turn(answer: Callable[[list[Message]], Generation], messages: list[Message]) -> list[Message]:
+    """Print the answer; returns the two new messages, or none where the model could not take the question."""
+    try:
+        generation = answer(messages)
+        print_pieces(generation)
+    except ValueError as error:  # too long for the context, or a template that refuses it: the conversation goes on
+        print(f"Error: {explain(error)}", file=sys.stderr)
+        return []
+    print(timing_line(generation.result), file=sys.stderr)
+    return [messages[-1], {"role": "assistant", "content": generation.result.text}]
 
 
 def _read_line() -> str | None:
@@ -88,13 +101,3 @@ def _read_line() -> str | None:
     except KeyboardInterrupt:
         print()
         return ""
-
-
-def _print_answer(generation: Generation) -> str:
-    """Print the pieces as they come, the timing after them; Ctrl-C ends the answer where it is."""
-    with closing(generation), contextlib.suppress(KeyboardInterrupt):
-        for piece in generation:
-            print(piece, end="", flush=True)
-    print()
-    print(timing_line(generation.result), file=sys.stderr)
-    return generation.result.text

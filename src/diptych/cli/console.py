@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -40,7 +41,7 @@ def progress_bars() -> Iterator[ProgressReport | None]:
 
 def table(*columns: str, title: str | None = None) -> Table:
     """An empty table; columns whose name ends in ">" are numbers, aligned to the right."""
-    grid = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    grid = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE, pad_edge=False)
     for column in columns:
         grid.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left")
     return grid

@@ -60,6 +60,7 @@ def export(
     if as_json:
         print_json(report.to_json())
     else:
-        show(parity_table(report.verification), f"Wrote {report.path}. Try: diptych run {report.path} 'Hello!'")
+        show(parity_table(report.verification))
+        print(f"Wrote {report.path}. Try: diptych run {report.path} 'Hello!'")
     if report.verification["status"] == "failed":  # and was kept, since --force said so
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -15,7 +15,19 @@ from diptych.cli.console import print_json, show, size, table
 from diptych.cli.options import Json
 from diptych.cli.parity import parity_table
 
+if TYPE_CHECKING:
+    from diptych.jax_model.readers import Checkpoint
+
 Facts = dict[str, Any]
+
+
+class Special(NamedTuple):
+    """The ids that end a text, begin it, and fill rows up."""
+
+    eos: tuple[int, ...]
+    bos: int | None
+    pad: int | None
+
 
 _LENGTHS = (1024, 4096, 8192)  # tokens for which the cache's memory is told, besides the longest
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
@@ -42,10 +54,11 @@ def describe_artifact(path: Path) -> Facts:
 
     manifest = Manifest.open(path)
     data, vocabulary = manifest.data, manifest.vocabulary
-    shapes = [tensor["shape"] for tensor in data["tensors"].values()]
-    dtypes = (dtype for tensor in data["tensors"].values() for dtype in tensor["source_dtypes"])
+    parameters = [tensor for tensor in data["tensors"].values() if tensor["sources"]]  # and not rope tables
+    shapes = [tensor["shape"] for tensor in parameters]
+    dtypes = (dtype for tensor in parameters for dtype in tensor["source_dtypes"])
+    special = Special(vocabulary.eos_token_ids, vocabulary.bos_token_id, vocabulary.pad_token_id)
     texts = {name: (manifest.folder / name).read_text(encoding="utf-8") for name in manifest.files if _is_text(name)}
-    special = {"eos": list(vocabulary.eos_token_ids), "bos": vocabulary.bos_token_id, "pad": vocabulary.pad_token_id}
     return {
         "kind": "artifact",
         "path": str(path),
@@ -71,9 +84,7 @@ def describe_checkpoint(source: str) -> Facts:
     checkpoint = open_checkpoint(source)
     config = configure(checkpoint)
     shapes = [leaf.shape for leaf in flatten(abstract(config)).values()]
-    texts = checkpoint.tokenizer.files
-    generation = json.loads(texts["generation_config.json"])
-    special = {kind: generation.get(f"{kind}_token_id") for kind in ("eos", "bos", "pad")}
+    texts, special = _tokenizer_of(checkpoint)
     return {
         "kind": "checkpoint",
         "path": str(checkpoint.path),
@@ -84,6 +95,14 @@ def describe_checkpoint(source: str) -> Facts:
         "memory": _memory(config.to_json(), shapes, "float32", "float32", config.max_positions),
         "tokenizer": _tokenizer(texts, special),
     }
+
+
+def _tokenizer_of(checkpoint: Checkpoint) -> tuple[Mapping[str, str], Special]:
+    try:
+        tokenizer = checkpoint.tokenizer
+    except FileNotFoundError:  # weights alone can be exported too
+        return {}, Special((), None, None)
+    return tokenizer.files, Special(tokenizer.eos_token_ids, tokenizer.bos_token_id, tokenizer.pad_token_id)
 
 
 def _is_text(name: str) -> bool:
@@ -121,13 +140,13 @@ def _memory(
     }
 
 
-def _tokenizer(texts: Mapping[str, str], special: Mapping[str, Any]) -> Facts:
-    """What the tokenizer is and adds, and which ids end a text."""
+def _tokenizer(texts: Mapping[str, str], special: Special) -> Facts | None:
+    """What the tokenizer is and adds, and which ids end a text; None where there is no tokenizer."""
     from tokenizers import Tokenizer
 
+    if "tokenizer.json" not in texts:
+        return None
     tokenizer = Tokenizer.from_str(texts["tokenizer.json"])
-    eos = special["eos"] if isinstance(special["eos"], list) else [special["eos"]]
-    in_config = "chat_template" in json.loads(texts.get("tokenizer_config.json", "{}"))
 
     def named(token_id: int | None) -> Facts | None:
         return None if token_id is None else {"id": token_id, "token": tokenizer.id_to_token(token_id)}
@@ -135,17 +154,18 @@ def _tokenizer(texts: Mapping[str, str], special: Mapping[str, Any]) -> Facts:
     return {
         "algorithm": type(tokenizer.model).__name__,
         "size": tokenizer.get_vocab_size(),
-        "eos": [named(token_id) for token_id in eos if token_id is not None],
-        "bos": named(special["bos"]),
-        "pad": named(special["pad"]),
+        "eos": [named(token_id) for token_id in special.eos],
+        "bos": named(special.bos),
+        "pad": named(special.pad),
         "adds": tokenizer.encode("").tokens,
-        "chat_template": "chat_template.jinja" in texts or in_config,
+        "chat_template": "chat_template.jinja" in texts
+        or "chat_template" in json.loads(texts.get("tokenizer_config.json", "{}")),
     }
 
 
 def _render(facts: Facts) -> Iterable[Any]:
     """The facts as tables."""
-    model, memory, tokens = facts["model"], facts["memory"], facts["tokenizer"]
+    model, memory = facts["model"], facts["memory"]
     grid = table("", "", title=f"{facts['kind']} {facts['path']}")
     grid.show_header = False
     for name, value in (
@@ -159,10 +179,7 @@ def _render(facts: Facts) -> Iterable[Any]:
         ("longest sequence", f"{model['max_positions']:,}"),
         ("weights", size(memory["weights_bytes"])),
         *((f"cache, {int(length):,} tokens", size(count)) for length, count in memory["cache_bytes"].items()),
-        ("tokenizer", f"{tokens['algorithm']}, {tokens['size']:,} tokens"),
-        ("text ends at", ", ".join(map(_token, tokens["eos"])) or "nothing: only limits and stop strings end a text"),
-        ("adds by itself", " ".join(tokens["adds"]) or "nothing"),
-        ("chat template", "yes" if tokens["chat_template"] else "no"),
+        *_tokenizer_rows(facts["tokenizer"]),
     ):
         grid.add_row(name.replace("_", " "), str(value))
     yield grid
@@ -170,12 +187,20 @@ def _render(facts: Facts) -> Iterable[Any]:
         yield parity_table(facts["verification"])
 
 
+def _tokenizer_rows(tokenizer: Facts | None) -> Iterable[tuple[str, str]]:
+    if tokenizer is None:
+        return [("tokenizer", "none: token ids only")]
+    ends = [f"{entry['token']} ({entry['id']})" for entry in tokenizer["eos"]]
+    return [
+        ("tokenizer", f"{tokenizer['algorithm']}, {tokenizer['size']:,} tokens"),
+        ("text ends at", ", ".join(ends) or "nothing: only limits and stop strings end a text"),
+        ("adds by itself", " ".join(tokenizer["adds"]) or "nothing"),
+        ("chat template", "yes" if tokenizer["chat_template"] else "no"),
+    ]
+
+
 def _windows(layers_by_window: Mapping[str, int]) -> str:
     return ", ".join(
         f"{count} see everything" if window == "all" else f"{count} see the last {window}"
         for window, count in layers_by_window.items()
     )
-
-
-def _token(entry: Mapping[str, Any]) -> str:
-    return f"{entry['token']} ({entry['id']})"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +24,7 @@ from diptych.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from diptych.runtime import Result
+    from diptych.runtime import Generation, Result
 
 
 def run(
@@ -51,36 +51,42 @@ def run(
         raise ValueError("--system belongs to the chat template, which --raw leaves out: give one of the two")
     text = sys.stdin.read() if prompt == "-" else prompt
     model = load(artifact, sessions=sessions, threads=threads)
-    messages = [{"role": "system", "content": system}] if system is not None else []
     generation = model.stream(
-        text if raw else [*messages, {"role": "user", "content": text}],
+        text if system is None else [{"role": "system", "content": system}, {"role": "user", "content": text}],
         max_tokens=max_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         seed=seed,
         stop=stop or (),
-        raw=raw,
+        raw=raw or None,  # None: through the chat template, where there is one
     )
-    with closing(generation):
-        for piece in generation:
-            if not as_json:
-                print(piece, end="", flush=True)
+    print_pieces(generation, quiet=as_json)
     if as_json:
         print_json(generation.result.to_json())
-        return
-    print()
-    print(timing_line(generation.result), file=sys.stderr)
+    else:
+        print(timing_line(generation.result), file=sys.stderr)
+    if generation.result.finish_reason == "cancelled":
+        raise typer.Exit(130)
+
+
+def print_pieces(generation: Generation, *, quiet: bool = False) -> None:
+    """Print the text as it comes and end the line; Ctrl-C ends the generation where it is."""
+    with generation, contextlib.suppress(KeyboardInterrupt):
+        for piece in generation:
+            if not quiet:
+                print(piece, end="", flush=True)
+    if not quiet:
+        print()
 
 
 def timing_line(result: Result) -> str:
-    """The two phases apart: they have different bottlenecks."""
+    """The two phases apart: they have different bottlenecks. A phase that did not take place is left out."""
     usage, timing = result.usage, result.timing
     reused = f" ({usage.cached_tokens} of them reused)" if usage.cached_tokens else ""
-    parts = (
-        f"TTFT {timing.ttft_s:.3f} s",
-        f"prefill {usage.prompt_tokens} tokens{reused}, {timing.prefill_tokens_per_s:.0f} tokens/s",
-        f"decode {usage.completion_tokens} tokens, {timing.decode_tokens_per_s:.0f} tokens/s",
-        f"ended by {result.finish_reason}",
-    )
-    return " · ".join(parts)
+    parts = [] if timing.ttft_s is None else [f"TTFT {timing.ttft_s:.3f} s"]
+    if timing.prefill_tokens_per_s is not None:
+        parts.append(f"prefill {usage.prompt_tokens} tokens{reused}, {timing.prefill_tokens_per_s:.0f} tokens/s")
+    if timing.decode_tokens_per_s is not None:
+        parts.append(f"decode {usage.completion_tokens} tokens, {timing.decode_tokens_per_s:.0f} tokens/s")
+    return " · ".join([*parts, f"finish: {result.finish_reason}"])

@@ -1,0 +1,205 @@
+"""An artifact's graphs, opened in ONNX Runtime: on which provider, with how many threads, one session or two."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal, get_args
+
+import onnxruntime as ort
+
+from diptych.runtime.manifest import FILE, Manifest, Signature
+
+Sessions = Literal["two", "one"]
+
+_ELEMENT_TYPES = {"float": "float32", "double": "float64"}  # ONNX Runtime's names where they are not NumPy's
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Both programs, ready to run from any thread. ``decode`` is None where prefill with one token serves for it."""
+
+    manifest: Manifest
+    prefill: ort.InferenceSession
+    decode: ort.InferenceSession | None
+    provider: str
+    threads: int
+
+    @property
+    def sessions(self) -> Sessions:
+        return "one" if self.decode is None else "two"
+
+
+def open_programs(
+    manifest: Manifest, *, sessions: Sessions = "two", threads: int | None = None, provider: str = "cpu"
+) -> Programs:
+    """Open the graphs.
+
+    Every ONNX Runtime session packs its own copy of the weights, so ``"one"`` needs about half the memory of ``"two"``;
+    ``"two"`` lets each program have the graph that was made for it.
+
+    Raises ValueError for an unknown option, a provider that is not there, or a graph that does not load or does not
+    have the inputs and outputs that the manifest promises.
+    """
+    if sessions not in get_args(Sessions):
+        raise ValueError(f"sessions must be one of {', '.join(get_args(Sessions))}, not {sessions!r}")
+    if threads is None:
+        threads = physical_cores()
+    elif type(threads) is not int or threads < 1:
+        raise ValueError(f"threads must be an integer of at least 1, not {threads!r}")
+    chosen = _find_provider(provider)
+    opened = [
+        _open(manifest, name, threads, chosen) for name in (["prefill", "decode"] if sessions == "two" else ["prefill"])
+    ]
+    return Programs(manifest, opened[0], opened[1] if len(opened) == 2 else None, provider.lower(), threads)
+
+
+def _open(manifest: Manifest, name: str, threads: int, provider: str) -> ort.InferenceSession:
+    path = manifest.folder / manifest.programs[name].file
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # errors come as exceptions; the log would repeat them on stderr
+    # Threads that wait by spinning gain a little on an idle machine, and lose half the speed on a busy one.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.enable_mem_pattern = False  # plans memory once per shape, and prompts come in every length
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # the one format that we looked through
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    try:
+        session = ort.InferenceSession(_as_utf8(path), options, providers=[provider], enable_fallback=0)
+    except Exception as error:  # ONNX Runtime's errors share no class
+        made_with = manifest.data.get("tools", {}).get("onnxruntime", "an unknown version")
+        raise ValueError(
+            f"ONNX Runtime {ort.__version__} cannot open {path}: {_one_line(error)} "
+            f"(the artifact was made with {made_with}; export it again if it is damaged or too new)"
+        ) from error
+    if provider != "CPUExecutionProvider":
+        _check_provider(session, provider, path)
+    _check_signatures(session, manifest, name)
+    return session
+
+
+def _as_utf8(path: Path) -> str:
+    """ONNX Runtime takes names as UTF-8, whatever the locale made of the bytes that they are."""
+    return os.fsencode(path).decode("utf-8")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _find_provider(name: str) -> str:
+    """``cuda`` -> ``CUDAExecutionProvider``. Raises ValueError when this ONNX Runtime does not have it."""
+    known: dict[str, str] = {_short(provider): provider for provider in ort.get_all_providers()}
+    available = [_short(provider) for provider in ort.get_available_providers()]
+    short = _short(name)
+    if short not in known:
+        close = get_close_matches(short, known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(sorted(known))}"
+        raise ValueError(f"there is no provider {name!r}; {hint}")
+    if short not in available:
+        raise ValueError(
+            f"provider {name!r} is not in this onnxruntime {ort.__version__}, which has: {', '.join(available)}. "
+            "Install the onnxruntime package for it, or choose one of these"
+        )
+    return known[short]
+
+
+def _short(provider: str) -> str:
+    return provider.lower().removesuffix("executionprovider")
+
+
+def _check_provider(session: ort.InferenceSession, provider: str, path: Path) -> None:
+    """ONNX Runtime falls back to the CPU quietly; we do not."""
+    used = {subgraph.ep_name for subgraph in session.get_provider_graph_assignment_info()}
+    if provider not in used:
+        raise ValueError(
+            f"{path}: no part of the graph runs on {_short(provider)!r}, only on "
+            f"{', '.join(map(_short, sorted(used)))}: the provider did not start, or has none of the operators"
+        )
+
+
+def _check_signatures(session: ort.InferenceSession, manifest: Manifest, name: str) -> None:
+    """The graph, the manifest and this runtime mean the same inputs and outputs."""
+    program, (inputs, outputs) = manifest.programs[name], _expected(manifest, name)
+    for expected, promised, actual in (
+        (inputs, program.inputs, _signatures(session.get_inputs())),
+        (outputs, program.outputs, _signatures(session.get_outputs())),
+    ):
+        for found, whose in ((promised, manifest.folder / FILE), (actual, manifest.folder / program.file)):
+            differing = sorted(_described(expected) ^ _described(found))
+            if differing:
+                raise ValueError(
+                    f"{whose}: the inputs and outputs of {name} are not those that this version of diptych runs "
+                    f"({differing[0]} is on one side only). Export the artifact again"
+                )
+
+
+def _expected(manifest: Manifest, name: str) -> tuple[Sequence[Signature], Sequence[Signature]]:
+    """What the runtime feeds to a program, and what it wants back."""
+    cache, V = manifest.cache, manifest.vocabulary.size
+    parts = [f"{layer}.{part}" for layer in range(cache.layers) for part in ("key", "value")]
+    memory: tuple[int | str, ...] = ("B", cache.heads, "S", cache.head_size)
+    pasts = [Signature(f"past_key_values.{part}", cache.dtype, memory) for part in parts]
+    inputs = [Signature("past_length", "int32", ("B",)), *pasts]
+    outputs = [Signature("present_length", "int32", ("B",))]
+    outputs += [Signature(f"present.{part}", cache.dtype, memory) for part in parts]
+    if name == "decode":
+        inputs.append(Signature("input_ids", "int32", ("B", 1)))
+        outputs.append(Signature("logits", "float32", ("B", V)))
+    else:
+        inputs.append(Signature("input_ids", "int32", ("B", "T")))
+        inputs.append(Signature("num_tokens", "int32", ("B",)))
+        inputs.append(Signature("logit_positions", "int32", ("B", "P")))
+        outputs.append(Signature("logits", "float32", ("B", "P", V)))
+    return inputs, outputs
+
+
+def _signatures(arguments: Sequence[ort.NodeArg]) -> Sequence[Signature]:
+    return [Signature(argument.name, _dtype(argument.type), tuple(argument.shape)) for argument in arguments]
+
+
+def _dtype(ort_type: str) -> str:
+    """``tensor(float)`` -> ``float32``."""
+    name = ort_type.removeprefix("tensor(").removesuffix(")")
+    return _ELEMENT_TYPES.get(name, name)
+
+
+def _described(signatures: Sequence[Signature]) -> set[str]:
+    """Names of symbolic dimensions are for people: two writers may choose different ones."""
+    return {
+        f"{s.name} {s.dtype}[{', '.join(str(size) if isinstance(size, int) else '·' for size in s.shape)}]"
+        for s in signatures
+    }
+
+
+def physical_cores() -> int:
+    """Cores that this process may use, hyper-threads counted once and a container's CPU quota respected.
+
+    Where the system does not tell (only Linux does, in files), 0: ONNX Runtime then counts for itself.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return 0
+    cores = {_siblings(cpu) for cpu in os.sched_getaffinity(0)}
+    return max(1, min(len(cores), _quota()))
+
+
+def _siblings(cpu: int) -> str:
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
+    except OSError:
+        return str(cpu)
+
+
+def _quota() -> int:
+    """CPUs' worth of time that the control group grants, rounded up (kernel documentation: cgroup-v2, ``cpu.max``)."""
+    try:
+        text = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii")
+    except OSError:
+        return 1 << 16
+    granted = re.fullmatch(r"(\d+) (\d+)\s*", text)
+    return -(-int(granted[1]) // int(granted[2])) if granted else 1 << 16
