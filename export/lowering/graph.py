@@ -127,7 +127,7 @@ class GraphBuilder:
 
     def _new_constant(self, array: np.ndarray, name: str) -> ir.Value:
         if array.nbytes >= LARGE:
-            digest = hashlib.sha256(array.tobytes()).hexdigest()[:12]
+            digest = hashlib.sha256(f"{array.dtype} {array.shape} ".encode() + array.tobytes()).hexdigest()[:12]
             name = f"constants.{name or 'array'}.{digest}"
             self.large_constants[name] = array
             return self.add_parameter(name, Aval(array.shape, array.dtype))
