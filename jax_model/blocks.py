@@ -1,20 +1,22 @@
 """Matrices stored in blocks of small integers, as GGUF files and integer kernels hold them.
 
-A matrix that is applied as ``x @ w`` with w [in, out] lies output-first: each output's inputs are cut into blocks, and a
-block has one scale, and one shift where its values are not centred::
+A matrix that is applied as ``x @ w`` with w [in, out] lies output-first: each output's inputs are cut into blocks, and
+a block has one scale, and one zero point or one shift where its values are not centred::
 
-    w[i, o] = scale[o, i // block] * (q[o, i] - 2 ** (bits - 1)) + shift[i // block, o] / block
+    w[i, o] = scale[o, i // block] * (q[o, i] - zero[o, i // block]) + shift[i // block, o] / block
 
-This is the form of ONNX Runtime's ``MatMulNBits``, plus the shift, which multiplies the mean of a block of inputs.  Every
-format of GGUF that has a scale per block goes into it with nothing lost: its integers fit in 2, 4 or 8 bits, and its
-minimum, which is a real number, becomes the shift.  (Blocks are powers of two, so the division is exact.)
+The zero point is an integer, ``2 ** (bits - 1)`` where none is stored; the shift is a real number, 0 where none is
+stored.  This is the form of ONNX Runtime's ``MatMulNBits``, plus the shift, which multiplies the mean of a block of
+inputs.  Every format of GGUF that has a scale per block goes into it with nothing lost: its integers fit in 2, 4 or 8
+bits, and its minimum, which is a real number, becomes the shift.  (Blocks are powers of two, so the division is exact.)
+What we quantise ourselves takes zero points: they cost four bits a block and no node, a shift 32 bits and three nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +27,7 @@ from numpy.typing import NDArray
 
 __all__ = ["FORMATS", "Blocks", "concatenate", "dequantize", "from_gguf", "pack", "unpack"]
 
+Leaf: TypeAlias = Any  # a JAX or NumPy array, or the shape of one
 _U8 = NDArray[np.uint8]
 _F32 = NDArray[np.float32]
 
@@ -34,14 +37,16 @@ class Blocks:
     """A matrix of ``outputs`` rows over ``inputs`` columns in blocks; a pytree whose leaves are its arrays.
 
     ``packed`` uint8 [out, in / block, block * bits / 8], the first integer of a byte in its low bits; ``scale`` float32
-    [out, in / block]; ``shift`` float32 [in / block, out], None where blocks are centred.
+    [out, in / block]; ``shift`` float32 [in / block, out] or None; ``zero`` uint8 [out, bytes of a row of zero points],
+    packed like the integers and padded to a whole byte, or None.
     """
 
-    packed: Array
-    scale: Array
-    shift: Array | None
+    packed: Leaf
+    scale: Leaf
+    shift: Leaf | None
     bits: int = struct.field(pytree_node=False)
     block: int = struct.field(pytree_node=False)
+    zero: Leaf | None = None
 
     @property
     def outputs(self) -> int:
@@ -53,11 +58,15 @@ class Blocks:
 
 
 def pack(q: _U8, bits: int, block: int) -> _U8:
-    """Integers [out, in] below ``2 ** bits`` into bytes [out, in / block, block * bits / 8]. Inverse of :func:`unpack`."""
+    """Integers [out, in] below ``2 ** bits`` into bytes [out, in / block, block * bits / 8].
+
+    Inverse of :func:`unpack`.
+    """
     per_byte = 8 // bits
     digits = q.reshape(*q.shape[:-1], -1, per_byte)
-    weights = (1 << (bits * np.arange(per_byte))).astype(np.uint8)
-    packed = (digits * weights).sum(axis=-1, dtype=np.uint8)
+    packed = digits[..., 0].copy()
+    for i in range(1, per_byte):
+        packed |= digits[..., i] << np.uint8(bits * i)
     return packed.reshape(q.shape[0], -1, block // per_byte)
 
 
@@ -70,9 +79,13 @@ def unpack(packed: Array, bits: int) -> Array:
     return digits.reshape(*packed.shape[:-1], packed.shape[-1] * (8 // bits))
 
 
-def dequantize(packed: Array, scale: Array, shift: Array | None, *, bits: int) -> Array:
+def dequantize(packed: Array, scale: Array, shift: Array | None, zero: Array | None, *, bits: int) -> Array:
     """The matrix that the blocks mean, float32 [out, in]."""
-    centred = unpack(packed, bits).astype(jnp.float32) - jnp.float32(1 << (bits - 1))
+    middle: Any = jnp.float32(1 << (bits - 1))
+    if zero is not None:
+        points = unpack(zero[:, None, :], bits)[:, 0, : packed.shape[1]]
+        middle = points.astype(jnp.float32)[..., None]
+    centred = unpack(packed, bits).astype(jnp.float32) - middle
     values = centred * scale[..., None]
     if shift is not None:
         values = values + (shift.T / jnp.float32(packed.shape[-1] * 8 // bits))[..., None]
@@ -223,7 +236,10 @@ def from_gguf(raw: _U8, name: str) -> Blocks:
 
 
 def concatenate(parts: list[Blocks]) -> Blocks:
-    """Several matrices over the same inputs as one; of the same bits and block. Centred ones get a shift of zero."""
+    """Several matrices over the same inputs as one; of the same bits and block, none with zero points.
+
+    Centred ones get a shift of zero.
+    """
     shifted = any(part.shift is not None for part in parts)
 
     def joined(values: list[Any], axis: int) -> Any:
@@ -239,15 +255,16 @@ def concatenate(parts: list[Blocks]) -> Blocks:
     )
 
 
-def abstract(outputs: int, inputs: int, bits: int, block: int, *, shifted: bool) -> Blocks:
+def abstract(outputs: int, inputs: int, bits: int, block: int, *, shifted: bool, zero_points: bool = False) -> Blocks:
     """The shapes of a matrix in blocks, for tracing."""
     blocks = inputs // block
-    packed, scale, shift = (
+    packed, scale, shift, zero = (
         jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
         for shape, dtype in (
             ((outputs, blocks, block * bits // 8), jnp.uint8),
             ((outputs, blocks), jnp.float32),
             ((blocks, outputs), jnp.float32),
+            ((outputs, -(-blocks * bits // 8)), jnp.uint8),
         )
     )
-    return Blocks(packed, scale, shift if shifted else None, bits, block)
+    return Blocks(packed, scale, shift if shifted else None, bits, block, zero if zero_points else None)

@@ -62,15 +62,17 @@ def add_rms_norm(x: Array, delta: Array, scale: Array, *, eps: float, scale_firs
 
 
 @_composite
-def block_dequantize(packed: Array, scale: Array, shift: Array | None, *, bits: int) -> Array:
+def block_dequantize(packed: Array, scale: Array, shift: Array | None, zero: Array | None, *, bits: int) -> Array:
     """The matrix [out, in] that blocks of integers mean, see :mod:`diptych.jax_model.blocks`."""
-    return dequantize(packed, scale, shift, bits=bits)
+    return dequantize(packed, scale, shift, zero, bits=bits)
 
 
 @_composite
-def block_linear(x: Array, packed: Array, scale: Array, shift: Array | None, *, bits: int, block: int) -> Array:
+def block_linear(
+    x: Array, packed: Array, scale: Array, shift: Array | None, zero: Array | None, *, bits: int, block: int
+) -> Array:
     """``x @ w`` with w [in, out] stored in blocks; [..., in] -> [..., out]."""
-    w_OI = block_dequantize(packed, scale, shift, bits=bits)
+    w_OI = block_dequantize(packed, scale, shift, zero, bits=bits)
     return jnp.einsum("bti,oi->bto", x, w_OI.astype(x.dtype))
 
 

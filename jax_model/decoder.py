@@ -128,8 +128,9 @@ def _lookup(table: Any, tokens_BT: Array) -> Array:
         return jnp.take(table, tokens_BT, axis=0, mode="clip")
     tokens = tokens_BT.reshape(-1)
     packed, scale = (jnp.take(part, tokens, axis=0, mode="clip") for part in (table.packed, table.scale))
+    zero = None if table.zero is None else jnp.take(table.zero, tokens, axis=0, mode="clip")
     shift = None if table.shift is None else jnp.take(table.shift, tokens, axis=1, mode="clip")
-    return block_dequantize(packed, scale, shift, bits=table.bits).reshape(*tokens_BT.shape, table.inputs)
+    return block_dequantize(packed, scale, shift, zero, bits=table.bits).reshape(*tokens_BT.shape, table.inputs)
 
 
 def _block(
@@ -225,7 +226,7 @@ def _linear(weights: Params, name: str, x: Array) -> Array:
 def _product(x: Array, w: Any) -> Array:
     """``x @ w`` for an array [in, out] or blocks of integers."""
     if isinstance(w, Blocks):
-        return block_linear(x, w.packed, w.scale, w.shift, bits=w.bits, block=w.block)
+        return block_linear(x, w.packed, w.scale, w.shift, w.zero, bits=w.bits, block=w.block)
     y: Array = x @ w
     return y
 

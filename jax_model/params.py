@@ -27,9 +27,21 @@ from diptych.jax_model.config import Config
 from diptych.jax_model.families import FAMILIES
 from diptych.jax_model.families.table import Parameter, Source, expand, shape_of
 from diptych.jax_model.readers import Checkpoint
-from diptych.jax_model.storage import Form, Storage, kept
+from diptych.jax_model.storage import Form, Quantizer, Storage, kept
 
-__all__ = ["Params", "abstract", "configure", "flatten", "load", "read_safetensors", "stream", "unflatten"]
+__all__ = [
+    "Params",
+    "abstract",
+    "configure",
+    "dense",
+    "fill",
+    "flatten",
+    "load",
+    "outputs_first",
+    "read_safetensors",
+    "stream",
+    "unflatten",
+]
 
 Params: TypeAlias = dict[str, Any]
 
@@ -68,15 +80,16 @@ def abstract(config: Config, dtype: str = "float32", storage: Storage | None = N
 
 
 def _abstract_blocks(parameter: Parameter, config: Config, shape: tuple[int, ...], forms: tuple[Form, ...]) -> Any:
-    inputs, outputs = shape if parameter.path != "embed" else shape[::-1]
+    outputs, inputs = shape if parameter.path == "embed" else shape[::-1]
     if len(forms) == 1:
-        return blocks.abstract(outputs, inputs, forms[0].bits, forms[0].block, shifted=forms[0].shifted)
+        return forms[0].abstract(outputs, inputs)
+    return [form.abstract(part, inputs) for part, form in zip(_widths(parameter, config), forms, strict=True)]
+
+
+def _widths(parameter: Parameter, config: Config) -> list[int]:
+    """How many outputs each of a packed parameter's sources has."""
     sizes = config.sizes(parameter.layer)
-    parts = [shape_of(source.layout.split("->")[1], sizes)[-1] for source in parameter.huggingface.sources]
-    return [
-        blocks.abstract(part, inputs, form.bits, form.block, shifted=form.shifted)
-        for part, form in zip(parts, forms, strict=True)
-    ]
+    return [shape_of(source.layout.split("->")[1], sizes)[-1] for source in parameter.huggingface.sources]
 
 
 def load(checkpoint: Checkpoint, config: Config | None = None, storage: Storage | None = None) -> Params:
@@ -87,12 +100,13 @@ def load(checkpoint: Checkpoint, config: Config | None = None, storage: Storage 
 
 
 def stream(
-    checkpoint: Checkpoint, config: Config, storage: Storage | None = None
+    checkpoint: Checkpoint, config: Config, storage: Storage | None = None, quantizer: Quantizer | None = None
 ) -> Iterator[tuple[str, NDArray[Any], list[str]]]:
     """Every leaf as (path, value in our layout, names of the tensors it came from), one parameter in memory at a time.
 
-    A value may be a transposed view; copy it some rows at a time to keep it single.  Before the first tensor is read,
-    names and shapes are checked: raises ValueError unless every parameter can be filled and every tensor is used.
+    Parameters in ``storage`` are the checkpoint's own blocks, or what ``quantizer`` makes of their values.  A value
+    may be a transposed view; copy it some rows at a time to keep it single.  Before the first tensor is read, names
+    and shapes are checked: raises ValueError unless every parameter can be filled and every tensor is used.
     """
     filled = _plan(checkpoint, config)
 
@@ -100,7 +114,7 @@ def stream(
         for one in filled:
             names = [source.name for source in one.sources]
             forms = (storage or {}).get(one.parameter.path)
-            tree = one.value(checkpoint) if forms is None else one.blocks(checkpoint, forms)
+            tree = one.value(checkpoint) if forms is None else one.blocks(checkpoint, forms, quantizer)
             for path, value in flatten({one.parameter.path: tree}).items():
                 yield path, value, names
 
@@ -122,7 +136,7 @@ def flatten(params: Params) -> dict[str, Any]:
 
 def _children(node: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(node, Blocks):
-        fields = {"packed": node.packed, "scale": node.scale, "shift": node.shift}
+        fields = {"packed": node.packed, "scale": node.scale, "shift": node.shift, "zero": node.zero}
         yield from ((name, value) for name, value in fields.items() if value is not None)
     else:
         yield from node.items() if isinstance(node, dict) else enumerate(node)
@@ -136,7 +150,7 @@ def fill(tree: Params, leaves: Mapping[str, Any]) -> Params:
             return leaves[prefix[:-1]]
         filled = {key: walk(child, f"{prefix}{key}.") for key, child in _children(node)}
         if isinstance(node, Blocks):
-            return node.replace(**filled)
+            return replace(node, **filled)
         return filled if isinstance(node, dict) else list(filled.values())
 
     return cast(Params, walk(tree, ""))
@@ -174,6 +188,26 @@ def read_safetensors(path: str | Path, config: Config, storage: Storage | None =
         return fill(tree, {name: file.get_tensor(name) for name in flatten(tree)})
 
 
+def dense(tree: Params) -> Params:
+    """``tree`` with the arrays that its blocks mean in their place: the same model, faster where there is room."""
+
+    def walk(node: Any, path: str) -> Any:
+        if isinstance(node, Blocks):
+            return outputs_first(path, _dequantize(node.packed, node.scale, node.shift, node.zero, bits=node.bits))
+        if isinstance(node, dict):
+            return {key: walk(child, f"{path}.{key}".removeprefix(".")) for key, child in node.items()}
+        if not isinstance(node, list):
+            return node
+        children = [walk(child, path) for child in node]
+        apart = any(isinstance(child, Blocks) for child in node)
+        return jnp.concatenate(children, axis=-1) if apart else children
+
+    return cast(Params, walk(tree, ""))
+
+
+_dequantize = jax.jit(blocks.dequantize, static_argnames="bits")
+
+
 # ------------------------------------------------------------------------------------------------------- exactly once
 
 
@@ -192,8 +226,17 @@ class _Filled:
             return arrange(np.stack(values), self.join, self.sizes)
         return values[0] if len(values) == 1 else np.concatenate(values, axis=-1)
 
-    def blocks(self, checkpoint: Checkpoint, forms: tuple[Form, ...]) -> Blocks | list[Blocks]:
-        parts = list(kept(checkpoint, self.sources, forms, self.sizes))
+    def blocks(
+        self, checkpoint: Checkpoint, forms: tuple[Form, ...], quantizer: Quantizer | None
+    ) -> Blocks | list[Blocks]:
+        if quantizer is None:
+            parts = list(kept(checkpoint, self.sources, forms, self.sizes))
+        elif len(forms) == 1:
+            value = self.value(checkpoint)
+            parts = [quantizer(outputs_first(self.parameter.path, value), forms[0])]
+        else:
+            pieces = (self._piece(checkpoint, source) for source in self.sources)
+            parts = [quantizer(piece.T, form) for piece, form in zip(pieces, forms, strict=True)]
         return parts[0] if len(forms) == 1 else parts
 
     def _piece(self, checkpoint: Checkpoint, source: Source) -> NDArray[np.float32]:
@@ -207,6 +250,11 @@ class _Filled:
         if self.join is None:
             return shape_of(source.layout.split("->")[0], self.sizes)
         return shape_of(self.join.split("->")[0], self.sizes)[1:]
+
+
+def outputs_first(path: str, value: Any) -> Any:
+    """A matrix as blocks hold it, [out, in]: the embedding's rows are the head's outputs already."""
+    return value if path == "embed" else value.T
 
 
 def arrange(stored: NDArray[np.float32], layout: str, sizes: Mapping[str, int]) -> NDArray[np.float32]:

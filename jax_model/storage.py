@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from einops import rearrange
@@ -17,20 +17,52 @@ from diptych.jax_model.families import FAMILIES
 from diptych.jax_model.families.table import Parameter, Source, expand
 from diptych.jax_model.readers import Checkpoint
 
-__all__ = ["Form", "Storage", "keep", "kept"]
+__all__ = ["Form", "Quantizer", "Storage", "from_json", "holds_matrix", "keep", "kept", "to_json"]
 
 
 @dataclass(frozen=True)
 class Form:
-    """Blocks without their numbers: bits of an integer, integers of a block, and whether there is a shift."""
+    """Blocks without their numbers: bits of an integer, integers of a block, and what stands beside the scales."""
 
     bits: int
     block: int
-    shifted: bool
+    shifted: bool = False
+    zero_points: bool = False
+
+    def abstract(self, outputs: int, inputs: int) -> Blocks:
+        """The shapes of a matrix stored so."""
+        return blocks.abstract(
+            outputs, inputs, self.bits, self.block, shifted=self.shifted, zero_points=self.zero_points
+        )
 
 
 # Parameters that are blocks, by path: one form, or one for each of several parts that cannot be one matrix.
 Storage: TypeAlias = Mapping[str, tuple[Form, ...]]
+
+# What makes blocks of a matrix of floats [out, in].
+Quantizer: TypeAlias = Callable[[NDArray[np.float32], Form], Blocks]
+
+# The last words of the paths of matrices that the model applies or looks up through blocks, and where they lie.
+_MATRICES = {"": ("embed", "head"), "attn": ("qkv", "out"), "mlp": ("gate", "up", "gate_up", "down")}
+
+
+def holds_matrix(path: str) -> bool:
+    """Whether the parameter may be blocks: the model has an operation on blocks where it uses it."""
+    *parents, last = path.split(".")
+    return last in _MATRICES.get(parents[-1] if parents else "", ())
+
+
+def to_json(storage: Storage) -> dict[str, Any]:
+    """As manifests hold it: the forms of each parameter."""
+    return {path: [asdict(form) for form in forms] for path, forms in storage.items()}
+
+
+def from_json(data: Any) -> Storage:
+    """Inverse of :func:`to_json`. Raises ValueError when it is malformed."""
+    try:
+        return {str(path): tuple(Form(**form) for form in forms) for path, forms in data.items()}
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"forms of blocks are malformed: {error}") from None
 
 
 def keep(checkpoint: Checkpoint, config: Config) -> Storage:
@@ -38,7 +70,7 @@ def keep(checkpoint: Checkpoint, config: Config) -> Storage:
     storage = {}
     for parameter in expand(FAMILIES[config.family].table, config):
         forms = _own_forms(parameter, checkpoint, config)
-        if forms:
+        if forms and holds_matrix(parameter.path):
             storage[parameter.path] = forms
     return storage
 

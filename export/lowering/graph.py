@@ -56,7 +56,7 @@ class GraphBuilder:
         return value
 
     def view(self, value: Operand, aval: Aval) -> ir.Value:
-        """The same bytes of a parameter as another type; named ``path:type``, which whoever saves the graph resolves."""
+        """The same bytes of a parameter as another type; named ``path:type`` for whoever saves the graph."""
         assert isinstance(value, ir.Value) and value.name in self.graph.initializers, "only parameters have other views"
         name = f"{value.name}:{aval.dtype.name}"
         return self.graph.initializers[name] if name in self.graph.initializers else self.add_parameter(name, aval)
