@@ -20,7 +20,17 @@ from tokenizers import Tokenizer
 from diptych.export import prompts
 from diptych.jax_model.config import Config
 
-__all__ = ["JaxReader", "OrtReader", "Reader", "Score", "compare", "score", "score_json", "texts"]
+__all__ = [
+    "JaxReader",
+    "OrtReader",
+    "Reader",
+    "Score",
+    "compare",
+    "divergence",
+    "log_softmax",
+    "score_json",
+    "texts",
+]
 
 Logits = NDArray[np.float32]
 PIECE = 64  # tokens read at a time: 67 MB of logits where V is 262144
@@ -120,28 +130,24 @@ def compare(expected: Reader, found: Reader, texts: Mapping[str, Sequence[int]])
 
 
 def _score(expected: Iterator[Logits], found: Iterator[Logits], tokens: Sequence[int]) -> Score:
-    divergence, same, losses, at = 0.0, 0.0, np.zeros(2), 0
+    kl, same, losses, at = 0.0, 0.0, np.zeros(2), 0
     for one, other in zip(expected, found, strict=True):
         for start in range(0, len(one), _ROWS):
             p, q = (log_softmax(logits[start : start + _ROWS]) for logits in (one, other))
-            each = _divergence(p, q)
-            divergence, same = divergence + each[0] * len(p), same + each[1] * len(p)
+            each = divergence(p, q)
+            kl, same = kl + each[0] * len(p), same + each[1] * len(p)
             following = np.array(tokens[at + 1 : at + 1 + len(p)], np.int64)
             index = np.arange(len(following)), following
             losses -= [p[index].sum(), q[index].sum()]
             at += len(p)
     expected_loss, loss = losses / max(1, len(tokens) - 1)
-    return Score(at, divergence / at, same / at, math.exp(loss), math.exp(expected_loss))
+    return Score(at, kl / at, same / at, math.exp(loss), math.exp(expected_loss))
 
 
-def score(expected: Logits, found: Logits) -> tuple[float, float]:
-    """Mean divergence and top-1 agreement of logits [n, V]."""
-    return _divergence(log_softmax(expected), log_softmax(found))
-
-
-def _divergence(p: NDArray[np.float64], q: NDArray[np.float64]) -> tuple[float, float]:
-    divergence = float(np.einsum("nv,nv->", np.exp(p), p - q)) / len(p)
-    return max(0.0, divergence), float((p.argmax(-1) == q.argmax(-1)).mean())
+def divergence(p: NDArray[np.float64], q: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean divergence and top-1 agreement of log-probabilities [n, V]."""
+    kl = float(np.einsum("nv,nv->", np.exp(p), p - q)) / len(p)
+    return max(0.0, kl), float((p.argmax(-1) == q.argmax(-1)).mean())
 
 
 def log_softmax(logits: Logits) -> NDArray[np.float64]:

@@ -145,21 +145,25 @@ _SHRINKS = (1.0, 1.05, 0.95, 0.9, 0.85, 0.8)
 _AT_A_TIME = 1 << 16  # values: what a core's cache holds, with what is computed from them
 
 
-def quantize(matrix: _F32, form: Form, *, search: bool) -> Blocks:
+def quantize(matrix: _F32, form: Form, *, search: bool, importance: _F32 | None = None) -> Blocks:
     """Blocks that come close to a matrix [out, in], as NumPy arrays; in memory once more only some rows at a time.
 
-    Raises ValueError when a value is not finite.
+    ``importance`` [in] says how much an error counts at each input: the mean square of what comes in there makes the
+    error of the product smallest, as far as inputs are independent.  Without it all count the same.  Raises ValueError
+    when a value is not finite.
     """
     outputs, inputs = matrix.shape
     per_row = inputs // form.block
     packed = np.empty((outputs, per_row, form.block * form.bits // 8), np.uint8)
     scale = np.empty((outputs, per_row), np.float32)
     zero = np.empty((outputs, -(-per_row * form.bits // 8)), np.uint8) if form.zero_points else None
+    weights = np.ones(inputs, np.float32) if importance is None else importance
     for rows in _pieces(outputs, inputs):
         values = np.ascontiguousarray(matrix[rows]).reshape(-1, form.block)
         if not np.isfinite(values).all():
             raise ValueError("a weight is not finite, and no block of integers can hold it")
-        fitted = _search(values, form) if search else _range(values, form, 1.0)
+        each = np.tile(weights.reshape(-1, form.block), (len(values) // per_row, 1))
+        fitted = _search(values, form, each) if search else _range(values, form, 1.0)
         scale[rows] = fitted.scale.reshape(-1, per_row)
         packed[rows] = blocks.pack(fitted.q.astype(np.uint8).reshape(-1, inputs), form.bits, form.block)
         if zero is not None:
@@ -187,10 +191,10 @@ class _Fitted:
     scale: _F32
     zero: _F32
 
-    def error(self, values: _F32) -> _F32:
+    def error(self, values: _F32, weights: _F32) -> _F32:
         """Squared, of each block, [n, 1]."""
         difference = self.scale * (self.q - self.zero) - values
-        return np.einsum("nb,nb->n", difference, difference)[:, None]
+        return np.einsum("nb,nb,nb->n", difference, difference, weights)[:, None]
 
 
 def _range(values: _F32, form: Form, shrink: float) -> _Fitted:
@@ -214,13 +218,13 @@ def _not_zero(scale: _F32) -> _F32:
     return safe
 
 
-def _search(values: _F32, form: Form) -> _Fitted:
+def _search(values: _F32, form: Form, weights: _F32) -> _Fitted:
     """The best of several ranges, each with the scale that suits its integers best (least squares)."""
     best = _range(values, form, 1.0)
-    least = best.error(values)
+    least = best.error(values, weights)
     for shrink in _SHRINKS:
-        tried = _rescale(values, _range(values, form, shrink))
-        error = tried.error(values)
+        tried = _rescale(values, _range(values, form, shrink), weights)
+        error = tried.error(values, weights)
         better = error < least
         least = np.where(better, error, least)
         best = _Fitted(*(np.where(better, new, old) for new, old in zip(_arrays(tried), _arrays(best), strict=True)))
@@ -231,9 +235,9 @@ def _arrays(fitted: _Fitted) -> tuple[_F32, _F32, _F32]:
     return fitted.q, fitted.scale, fitted.zero
 
 
-def _rescale(values: _F32, fitted: _Fitted) -> _Fitted:
+def _rescale(values: _F32, fitted: _Fitted, weights: _F32) -> _Fitted:
     centred = fitted.q - fitted.zero
-    own = np.einsum("nb,nb->n", centred, centred)[:, None]
-    along = np.einsum("nb,nb->n", values, centred)[:, None]
-    scale = np.where(own > 0, along / np.maximum(own, 1), fitted.scale)
+    own = np.einsum("nb,nb,nb->n", centred, centred, weights)[:, None]
+    along = np.einsum("nb,nb,nb->n", values, centred, weights)[:, None]
+    scale = np.where(own > 0, along / np.where(own > 0, own, 1), fitted.scale)
     return _Fitted(fitted.q, _not_zero(scale.astype(np.float32)), fitted.zero)
