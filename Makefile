@@ -2,7 +2,8 @@
 #
 #   make demo [MODEL=...]   a model from its checkpoint to an answer (a name that tools/fetch_models.py knows, a path, a Hub id)
 #   make test               the test suite       make check    ruff, mypy
-#   make bench              prefill and decode, measured separately
+#   make bench [PEERS=1]    prefill and decode, measured separately, in ours and in JAX; with PEERS=1 other runtimes
+#                           are installed into build/peers/ and measured beside them (BENCH_ARGS="--quick", …)
 #   make clean              remove .venv, caches and build outputs; models/ and artifacts/ stay
 #
 # With uv:  make PIP="uv pip" demo
@@ -13,6 +14,8 @@ BIN    := $(VENV)/bin
 PIP    ?= $(BIN)/python -m pip
 MODEL  ?= smollm2-135m-instruct
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
+PEERS ?=
 
 # What `uv pip` installs into, whatever environment is active.
 export VIRTUAL_ENV := $(abspath $(VENV))
@@ -35,9 +38,9 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.export
+bench: $(VENV)/.bench
 	$(BIN)/python tools/demo.py "$(MODEL)" --no-answer
-	$(BIN)/python tools/bench.py "$(MODEL)"
+	PYTHONPATH=tools $(BIN)/python -m bench "$(MODEL)" $(if $(PEERS),--peers) $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -51,6 +54,10 @@ $(VENV)/.created:
 $(VENV)/.export: pyproject.toml | $(VENV)/.created
 	$(PIP) install --quiet --editable ".[export]"
 	@touch $@
+
+$(VENV)/.bench: pyproject.toml | $(VENV)/.created
+	$(PIP) install --quiet --editable ".[export,bench]"
+	@touch $(VENV)/.export $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.created
 	$(PIP) install --quiet --editable ".[export,dev]"

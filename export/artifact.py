@@ -297,10 +297,14 @@ def manifest(
     programs: Mapping[str, Any],
     files: Mapping[str, Any],
     tensors: Mapping[str, Any],
+    quantization: Mapping[str, Any] | None,
     source: Mapping[str, Any],
     verification: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The manifest, its keys in a fixed order, without dates or machine names: same inputs, same bytes."""
+    """The manifest, its keys in a fixed order, without dates or machine names: same inputs, same bytes.
+
+    ``quantization`` is None, and absent from the file, where all parameters are floats.
+    """
     return {
         "schema_version": SCHEMA_VERSION,
         "name": name,
@@ -315,6 +319,7 @@ def manifest(
         "programs": dict(programs),
         "files": dict(sorted(files.items())),
         "tensors": dict(tensors),
+        **({} if quantization is None else {"quantization": dict(quantization)}),
         "source": dict(source),
         "tools": {tool.replace("-", "_"): version(tool) for tool in ("jax", "onnx-ir", "onnxruntime")},
         "verification": dict(verification),

@@ -10,25 +10,31 @@ from __future__ import annotations
 import decimal
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
-import safetensors
+import onnx_ir as ir
+import onnxruntime as ort
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from diptych.export import quality
+from diptych.export.accuracy import Tolerance, set_accuracy_level
 from diptych.export.artifact import WEIGHTS, describe_file
 from diptych.export.certificate import Certificate, Check, Progress, quiet
 from diptych.export.prompts import LONG, SHORT
+from diptych.export.stored import Stored, max_abs_error
 from diptych.jax_model import params as parameters
 from diptych.jax_model.config import Config
 from diptych.jax_model.decoder import Cache, decode, prefill
 from diptych.jax_model.readers import open_checkpoint
+from diptych.jax_model.storage import Storage
+from diptych.jax_model.storage import from_json as forms_from_json
 from diptych.runtime.manifest import Manifest
-from diptych.runtime.programs import open_programs
+from diptych.runtime.programs import Programs, open_programs
 from diptych.runtime.session import NonFiniteLogits, Session
 
 __all__ = ["TOLERANCES", "verify"]
@@ -36,26 +42,31 @@ __all__ = ["TOLERANCES", "verify"]
 Logits = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Tolerance:
-    """How far apart two results may be, and why so far and no further."""
-
-    value: float
-    reason: str
-
-
 TOLERANCES = {
     "files": Tolerance(0.0, "a hash is equal or it is not"),
     "weights": Tolerance(0.0, "float32 to float32 is a copy"),
+    "blocks": Tolerance(
+        1.0,
+        "the same integers and scales: a product and two sums are rounded, by half a unit at most",
+    ),
+    "quantised": Tolerance(
+        0.25,
+        "four bits lose 7 to 9 % of a matrix, eight bits 0.5 %; a wrong order of anything loses over 100 %",
+    ),
     "logits": Tolerance(
         1e-3,
         "both sides compute in float32 and differ in the order of their sums: measured 1e-5 to 1e-4 on logits of size "
         "10 to 50; a lost norm, a wrong position or a lost key moves them by more than 0.01",
     ),
+    "decode.kl": Tolerance(
+        0.03,
+        "activations in 8 bits: measured 0.004, on few positions; the lowering itself is held "
+        "to the tolerance of logits in float32 arithmetic",
+    ),
+    "decode.greedy": Tolerance(0.03, "measured 0.001: tokens that are nearly as likely change places"),
     "greedy": Tolerance(1e-3, "two tokens whose logits are closer than the sums' rounding have no order"),
 }
 LONG_PROMPT, SHORT_PROMPT = 600, 48  # tokens: over the window of 512 that Gemma 3 has; and a question
-_PIECE = 1 << 24  # bytes of a weight that are compared at a time
 POSITIONS = 8  # positions of a row's chunk whose logits are compared
 
 
@@ -68,10 +79,10 @@ def verify(
 ) -> Certificate:
     """Check an artifact: its files against their hashes, then ONNX Runtime against JAX over ``steps`` decode steps.
 
-    JAX's weights are those of ``source``, the checkpoint, and the artifact's must equal them exactly; without a source
-    they are the artifact's own.  ``steps`` is 32, or half of a very short context.  Raises FileNotFoundError where
-    there is no artifact, ValueError where it is malformed, was made from another model than ``source``, or has no room
-    for ``steps``.
+    JAX's weights are those of ``source``, the checkpoint, and the artifact's must equal them exactly; without a
+    source, or where the artifact was quantised, they are the artifact's own.  ``steps`` is 32, or half of a very short
+    context.  Raises FileNotFoundError where there is no artifact, ValueError where it is malformed, was made from
+    another model than ``source``, or has no room for ``steps``.
     """
     folder = Path(artifact)
     manifest = Manifest.open(folder)
@@ -81,12 +92,17 @@ def verify(
     config = Config.from_json(manifest.data["config"])
     plan = Plan.make(_tokenizer(folder), config.V, manifest.max_context, steps)
     with jax.default_device(jax.devices("cpu")[0]):
-        params, weights = _own_weights(folder) if source is None else _weights_of(source, folder, config)
+        params, weights = _own_weights(manifest, config) if source is None else _weights_of(source, manifest, config)
         expected = list(_counted(_trajectory(JaxRunner(config, params, plan), plan), "JAX", plan, progress or quiet))
         del params
     chosen = [greedy(step.logits_BPV) for step in expected]
-    found = _trajectory(RuntimeRunner(manifest, plan), plan, chosen)
+    programs = open_programs(manifest)
+    level = _decode_level(manifest)
+    exact = programs if level == 1 else replace(programs, decode=_decode_in_float32(manifest))
+    found = _trajectory(RuntimeRunner(exact, plan), plan, chosen)
     checks = compare(plan.checks(), expected, _counted(found, "ONNX Runtime", plan, progress or quiet))
+    if level != 1:
+        checks += compare_probabilities(expected, _trajectory(RuntimeRunner(programs, plan), plan, chosen))
     return Certificate((files, *weights, *checks))
 
 
@@ -189,9 +205,9 @@ class JaxRunner:
 class RuntimeRunner:
     """What ships: the artifact in the runtime, its rows prefilled one after the other, its cache growing as it must."""
 
-    def __init__(self, manifest: Manifest, plan: Plan) -> None:
+    def __init__(self, programs: Programs, plan: Plan) -> None:
         self._plan = plan
-        self._session = Session(open_programs(manifest), rows=plan.rows)
+        self._session = Session(programs, rows=plan.rows)
 
     def prefill(self, chunk: Sequence[Sequence[int]]) -> Logits:
         return np.stack([self._prefill_row(row, tokens) for row, tokens in enumerate(chunk)])
@@ -247,11 +263,17 @@ def compare(what: Mapping[str, str], expected: Sequence[Step], found: Iterator[S
     return [check(name, what[name], counts[name], errors[name]) for name in what]
 
 
-def max_abs_error(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """The largest difference; NaN where either is not finite, 0 of nothing."""
-    with np.errstate(invalid="ignore"):
-        worst = np.abs(one - other).max(initial=0)
-    return float(worst) if np.isfinite(worst) else math.nan
+def compare_probabilities(expected: Sequence[Step], found: Iterator[Step]) -> list[Check]:
+    """Decode as it ships, where it rounds activations: single logits move, what they say must not."""
+    pairs = [(one, other) for one, other in zip(expected, found, strict=True) if one.check == "decode"]
+    log_p, log_q = (quality.log_softmax(np.concatenate([pair[i].logits_BPV[:, 0] for pair in pairs])) for i in range(2))
+    p, chosen = np.exp(log_p), log_q.argmax(-1)[:, None]
+    lost = float((p.max(-1) - np.take_along_axis(p, chosen, -1)[:, 0]).mean())
+    kl, _ = quality.divergence(log_p, log_q)
+    return [
+        check("decode.kl", "mean KL divergence, activations in 8 bits as shipped", len(p), [kl]),
+        check("decode.greedy", "mean probability given up where the greedy tokens differ", len(p), [lost]),
+    ]
 
 
 def given_up(expected: Step, found: Step) -> float:
@@ -265,7 +287,7 @@ _TWO_DIGITS = decimal.Context(prec=2, rounding=decimal.ROUND_CEILING)  # more di
 
 def check(name: str, what: str, count: int, errors: Sequence[float]) -> Check:
     """A check from the errors that were measured; it says the worst, rounded up to two digits."""
-    tolerance = TOLERANCES[name if name in TOLERANCES else "logits"].value
+    tolerance = TOLERANCES.get(name, TOLERANCES["logits"]).value
     if any(map(math.isnan, errors)):
         return Check(name, what, count, None, tolerance, False)
     worst = float(_TWO_DIGITS.create_decimal_from_float(max(errors, default=0.0)))
@@ -279,6 +301,21 @@ def _counted(steps: Iterator[Step], stage: str, plan: Plan, progress: Progress) 
         yield step
 
 
+def _decode_level(manifest: Manifest) -> int:
+    levels = (manifest.data.get("quantization") or {}).get("accuracy_level") or {}
+    return int(levels.get("decode", 1))
+
+
+def _decode_in_float32(manifest: Manifest) -> ort.InferenceSession:
+    """The artifact's decode with all its arithmetic in float32: what it must agree with JAX in, to rounding."""
+    model = ir.load(manifest.folder / manifest.programs["decode"].file)
+    set_accuracy_level(model, 1)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # errors come as exceptions
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(manifest.folder))
+    return ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
 # --------------------------------------------------------------------------------------------------- files and weights
 
 
@@ -289,29 +326,51 @@ def _check_files(manifest: Manifest) -> Check:
     return Check("files", what, len(described), float(len(changed)), TOLERANCES["files"].value, not changed)
 
 
-def _own_weights(folder: Path) -> tuple[parameters.Params, list[Check]]:
-    return parameters.read_safetensors(folder / WEIGHTS), []
+def _own_weights(manifest: Manifest, config: Config) -> tuple[parameters.Params, list[Check]]:
+    """The artifact's parameters, blocks as the arrays that they mean: XLA would unpack integers at every step."""
+    storage, _ = _storage(manifest)
+    return parameters.dense(parameters.read_safetensors(manifest.folder / WEIGHTS, config, storage)), []
 
 
-def _weights_of(source: str | Path, folder: Path, config: Config) -> tuple[parameters.Params, list[Check]]:
-    """The checkpoint's parameters, and whether the artifact's are the same ones."""
+def _weights_of(source: str | Path, manifest: Manifest, config: Config) -> tuple[parameters.Params, list[Check]]:
+    """The parameters that the artifact should have, and whether it has them.
+
+    Those are the checkpoint's; but where the artifact was quantised, they are its own, and the check says how far they
+    are from the checkpoint's.
+    """
     checkpoint = open_checkpoint(source)
     if parameters.configure(checkpoint) != config:
-        raise ValueError(f"{folder} was made from another model than {source}: their configurations differ")
+        raise ValueError(f"{manifest.folder} was made from another model than {source}: their configurations differ")
+    storage, scheme = _storage(manifest)
+    kept = scheme in ("none", "keep")
+    stored = Stored(manifest.folder, storage, kept=kept)
     leaves: dict[str, jax.Array] = {}
-    count = 0
-    errors: list[float] = []
-    with safetensors.safe_open(folder / WEIGHTS, framework="numpy") as stored:
-        for path, value, _ in parameters.stream(checkpoint, config):
-            count += value.size
-            errors += _differences(value, stored.get_slice(path))
+    for path, value, _ in parameters.stream(checkpoint, config):
+        stored.compare(path, value)
+        if kept:
             leaves[path] = jax.numpy.asarray(value)
-    return parameters.unflatten(leaves), [check("weights", "the checkpoint's values, stored", count, errors)]
+    checks = []
+    if stored.floats.count:
+        checks.append(check("weights", "the checkpoint's values, stored", stored.floats.count, stored.floats.errors))
+    if stored.blocks.count:
+        name = "blocks" if kept else "quantised"
+        checks.append(check(name, _BLOCKS[name], stored.blocks.count, stored.blocks.errors))
+    params = parameters.unflatten(leaves) if kept else _own_weights(manifest, config)[0]
+    return params, checks
 
 
-def _differences(value: NDArray[np.float32], stored: Any) -> Iterator[float]:
-    """The largest difference of every few rows: an embedding compared whole would need three more of its size."""
-    rows = max(1, len(value) * _PIECE // value.nbytes)
-    for start in range(0, len(value), rows):
-        some = value[start : start + rows]
-        yield max_abs_error(some, stored[start : start + len(some)])
+_BLOCKS = {
+    "blocks": "units in the last place between the checkpoint's blocks and ours",
+    "quantised": "relative error of the worst matrix",
+}
+
+
+def _storage(manifest: Manifest) -> tuple[Storage, str]:
+    """How the artifact's parameters are stored, and by what scheme."""
+    quantization = manifest.data.get("quantization")
+    if quantization is None:
+        return {}, "none"
+    try:
+        return forms_from_json(quantization["tensors"]), str(quantization["scheme"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{manifest.folder}/manifest.json: quantization is malformed: {error!r}") from None

@@ -7,25 +7,34 @@ import math
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from diptych.export import weights
+from diptych.export.accuracy import LEVEL_4, set_accuracy_level, uses_blocks
 from diptych.export.artifact import WEIGHTS, assemble, describe_file, manifest, write_manifest, write_text
 from diptych.export.certificate import SKIPPED, Certificate, ParityError, Progress, quiet
 from diptych.export.lowering import TARGETS, Lowered, Program, lower
 from diptych.jax_model import params as parameters
+from diptych.jax_model.blocks import pack
 from diptych.jax_model.config import Config
+from diptych.jax_model.quantize import Quantization, Recipe
+from diptych.jax_model.quantize import plan as plan_quantization
 from diptych.jax_model.readers import Checkpoint, open_checkpoint
+from diptych.jax_model.storage import to_json as forms_to_json
 
 __all__ = ["ExportReport", "export"]
 
+_UINT4 = np.dtype(ml_dtypes.uint4)
 PROGRAMS: tuple[Program, ...] = ("prefill", "decode")
 DTYPES = {"fp32": "float32"}
 # What other tools offer under this option, and why it is not here.
@@ -33,6 +42,7 @@ REFUSED_DTYPES = {
     "bf16": "ONNX Runtime has no bfloat16 matrix product on the CPU",
     "fp16": "float16 graphs are slower than float32 ones on the CPU, and activations overflow",
 }
+LEVEL_TOKENS, QUALITY_TOKENS = 128, 512  # of a text: that the accuracy level is chosen on, that quality is told of
 SHORTEST, LONGEST = 16, 8192  # of max_context: the least that parity can fill, and the default for long models
 _QUANTISATION = re.compile(r"[.-](i?q\d\w*|bf16|f16|f32)$")  # what file names add to a model's name
 
@@ -51,6 +61,7 @@ class ExportReport:
     bytes: Mapping[str, int]
     warnings: tuple[str, ...]
     certificate: Certificate | None  # None: verification was skipped
+    quantization: Mapping[str, Any] | None = None  # as the manifest has it; None: all parameters are floats
 
     @property
     def verification(self) -> Mapping[str, Any]:
@@ -68,6 +79,7 @@ class ExportReport:
             "seconds": dict(self.seconds),
             "bytes": dict(self.bytes),
             "warnings": list(self.warnings),
+            "quantization": None if self.quantization is None else dict(self.quantization),
             "verification": dict(self.verification),
         }
 
@@ -78,6 +90,8 @@ def export(
     *,
     target: str = "ort",
     dtype: str = "fp32",
+    quantize: str | Recipe | None = None,
+    accuracy_level: int | None = None,
     max_context: int | None = None,
     verify: bool = True,
     force: bool = False,
@@ -86,6 +100,10 @@ def export(
 ) -> ExportReport:
     """Export a ``.gguf`` file or a Hugging Face folder to the artifact folder ``output``.
 
+    ``quantize`` is ``"keep"`` (the checkpoint's own blocks of integers, exactly), ``"int4"``, ``"int8"``, ``"none"``
+    or a :class:`Recipe`; by default ``"keep"`` where there are blocks, else ``"none"``.
+    ``accuracy_level`` is that of decode's products with blocks: 1 computes in float32, 4 rounds activations to 8 bits,
+    which is faster; by default 4 where that is measured to change next to nothing, else 1.
     ``max_context`` is the longest sequence that the artifact serves: by default the model's own, at most 8192.
     ``force`` replaces an artifact that is there, and keeps one that failed its verification, marked as failed.
     ``name`` is what the manifest calls it, by default the source's name.
@@ -94,16 +112,19 @@ def export(
     and ValueError about ``source`` and the options, NotImplementedError for an operation that ``target`` cannot
     express, ParityError when the verification failed.
     """
-    _check_options(target, dtype)
+    _check_options(target, dtype, accuracy_level)
     stages = _Stages(progress or quiet)
     with assemble(output, force=force) as folder:
-        job = _Job.open(source, target, dtype, max_context, name)
+        job = _Job.open(source, target, dtype, quantize, accuracy_level, max_context, name)
         content, warnings = _write(folder, job, stages)
         certificate = None
         if verify:
             with stages("verify"):
                 certificate = _certify(folder, source, output, force, stages.progress)
             content |= {"verification": certificate.to_json()}
+            if job.quantization.quantizer is not None:
+                with stages("quality"):
+                    content["quantization"]["quality"]["against_float"] = _against_float(folder, job, stages.progress)
             write_manifest(folder, content)
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     return ExportReport(
@@ -117,6 +138,7 @@ def export(
         sizes,
         tuple(warnings),
         certificate,
+        content.get("quantization"),
     )
 
 
@@ -148,26 +170,41 @@ class _Job:
     config: Config
     target: str
     dtype: str
+    quantization: Quantization
+    accuracy_level: int | None
     max_context: int
     name: str
 
     @classmethod
-    def open(cls, source: str | Path, target: str, dtype: str, max_context: int | None, name: str | None) -> _Job:
+    def open(
+        cls,
+        source: str | Path,
+        target: str,
+        dtype: str,
+        quantize: str | Recipe | None,
+        accuracy_level: int | None,
+        max_context: int | None,
+        name: str | None,
+    ) -> _Job:
         checkpoint = open_checkpoint(source)
         config = parameters.configure(checkpoint)
         longest = config.max_positions
         if max_context is not None and not SHORTEST <= max_context <= longest:
             raise ValueError(f"max_context must be between {SHORTEST} and the model's own {longest}, not {max_context}")
         name = slug(Path(source)) if name is None else name
-        return cls(checkpoint, config, target, DTYPES[dtype], max_context or min(longest, LONGEST), name)
+        quantization = plan_quantization(checkpoint, config, quantize)
+        max_context = max_context or min(longest, LONGEST)
+        return cls(checkpoint, config, target, DTYPES[dtype], quantization, accuracy_level, max_context, name)
 
 
-def _check_options(target: str, dtype: str) -> None:
+def _check_options(target: str, dtype: str, accuracy_level: int | None) -> None:
     if target not in TARGETS:
         raise ValueError(f"unknown target {target!r}; known targets: {', '.join(TARGETS)}")
     if dtype not in DTYPES:
         reason = REFUSED_DTYPES.get(dtype, "there is no such dtype")
         raise ValueError(f"dtype {dtype!r} is not available for device cpu: {reason}. Use {', '.join(DTYPES)}")
+    if accuracy_level not in (None, 1, 4):
+        raise ValueError(f"accuracy_level must be 1 (float32) or 4 (activations in 8 bits), not {accuracy_level!r}")
 
 
 def _write(folder: Path, job: _Job, stages: _Stages) -> tuple[dict[str, Any], list[str]]:
@@ -176,7 +213,9 @@ def _write(folder: Path, job: _Job, stages: _Stages) -> tuple[dict[str, Any], li
         lowered: dict[str, Lowered] = {}
         for done, program in enumerate(PROGRAMS):
             stages.progress("trace", done, len(PROGRAMS))
-            lowered[program] = lower(program, job.config, job.target, job.max_context, job.dtype)
+            lowered[program] = lower(
+                program, job.config, job.target, job.max_context, job.dtype, storage=job.quantization.storage
+            )
         stages.progress("trace", len(PROGRAMS), len(PROGRAMS))
     with stages("weights"):
         slots, tensors = _write_weights(folder, job, _constants(lowered), stages.progress)
@@ -186,6 +225,11 @@ def _write(folder: Path, job: _Job, stages: _Stages) -> tuple[dict[str, Any], li
         }
     with stages("tokenizer"):
         vocabulary, warnings = _write_tokenizer(folder, job)
+    quantization = _describe_quantization(job, tensors)
+    if quantization is not None:
+        with stages("accuracy level"):
+            level, scores = _decode_level(folder, job, lowered, slots)
+            quantization |= {"accuracy_level": {"prefill": 1, "decode": level}, "quality": scores}
     with stages("hashes"):
         content = manifest(
             name=job.name,
@@ -198,6 +242,7 @@ def _write(folder: Path, job: _Job, stages: _Stages) -> tuple[dict[str, Any], li
             programs=programs,
             files={path.name: describe_file(path) for path in folder.iterdir()},
             tensors=tensors,
+            quantization=quantization,
             source=job.checkpoint.provenance(),
             verification=SKIPPED,
         )
@@ -218,13 +263,15 @@ def _write_weights(
     folder: Path, job: _Job, constants: Mapping[str, NDArray[Any]], progress: Progress
 ) -> tuple[dict[str, weights.Slot], dict[str, Any]]:
     """Stream parameters and constants into one file; returns where each lies, and where each came from."""
-    leaves = parameters.flatten(parameters.abstract(job.config, job.dtype))
+    how = job.quantization
+    leaves = parameters.flatten(parameters.abstract(job.config, job.dtype, how.storage))
+    constants = {name: _whole_bytes(array) for name, array in constants.items()}
     specs = {name: weights.Spec(leaf.dtype.name, leaf.shape) for name, leaf in (*leaves.items(), *constants.items())}
     _check_room(folder, sum(spec.nbytes for spec in specs.values()))
     tensors: dict[str, Any] = {}
 
     def values() -> Iterator[tuple[str, NDArray[Any]]]:
-        for path, value, sources in parameters.stream(job.checkpoint, job.config):
+        for path, value, sources in parameters.stream(job.checkpoint, job.config, how.storage, how.quantizer):
             tensors[path] = _provenance(specs[path], job.checkpoint, sources)
             yield path, value
             del value  # before the next one is read
@@ -234,6 +281,11 @@ def _write_weights(
             yield name, array
 
     return weights.write(folder / WEIGHTS, specs, values()), tensors
+
+
+def _whole_bytes(array: NDArray[Any]) -> NDArray[Any]:
+    """Integers of four bits as bytes that hold two: neither NumPy nor safetensors has anything smaller."""
+    return pack(array.astype(np.uint8).reshape(1, -1), 4, array.size).reshape(-1) if array.dtype == _UINT4 else array
 
 
 def _check_room(folder: Path, needed: int) -> None:
@@ -247,12 +299,70 @@ def _provenance(spec: weights.Spec, checkpoint: Checkpoint, sources: list[str]) 
     return {"dtype": spec.dtype, "shape": list(spec.shape), "sources": sources, "source_dtypes": dtypes}
 
 
+def _describe_quantization(job: _Job, tensors: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What manifests hold under ``quantization``; None where all parameters are floats."""
+    how = job.quantization
+    if not how.storage:
+        return None
+    carried = Counter(
+        dtype
+        for path in how.storage
+        for leaf, entry in tensors.items()
+        if leaf in (f"{path}.packed", f"{path}.0.packed")
+        for dtype in entry["source_dtypes"]
+    )
+    return {
+        "scheme": how.scheme,
+        "recipe": how.recipe,
+        "from": dict(sorted(carried.items())),
+        "tensors": forms_to_json(how.storage),
+    }
+
+
+def _decode_level(
+    folder: Path, job: _Job, lowered: Mapping[str, Lowered], slots: Mapping[str, weights.Slot]
+) -> tuple[int, dict[str, Any]]:
+    """The accuracy level of decode, and what it costs where that was measured; writes decode's graph with it.
+
+    The cost of level 4 is measured in the graph of prefill, which reads a text in one go; its products are the same.
+    """
+    from diptych.export import quality
+
+    scores: dict[str, quality.Score] = {}
+    level = job.accuracy_level or 1
+    if job.accuracy_level is None and uses_blocks(lowered["decode"].model):
+        probe = "probe"
+        set_accuracy_level(lowered["prefill"].model, 4)
+        _write_graph(folder, probe, lowered["prefill"], slots)
+        readers = [quality.OrtReader(job.config, folder / f"{name}.onnx") for name in ("prefill", probe)]
+        scores = quality.compare(*readers, quality.texts(folder, job.config.V, min(job.max_context, LEVEL_TOKENS)))
+        (folder / f"{probe}.onnx").unlink()
+        level = 4 if max(score.kl for score in scores.values()) <= LEVEL_4.value else 1
+    if level != 1:
+        set_accuracy_level(lowered["decode"].model, level)
+        _write_graph(folder, "decode", lowered["decode"], slots)
+    return level, {"level_4_against_1": quality.score_json(scores)} if scores else {}
+
+
+def _against_float(folder: Path, job: _Job, progress: Progress) -> dict[str, Any]:
+    """What quantising cost: the artifact's prefill against the JAX model with the checkpoint's own values."""
+    from diptych.export import quality
+
+    progress("quality", 0, 1)
+    expected = quality.JaxReader(job.config, parameters.load(job.checkpoint, job.config))
+    found = quality.OrtReader(job.config, folder / "prefill.onnx")
+    texts = quality.texts(folder, job.config.V, min(job.max_context, QUALITY_TOKENS))
+    scores = quality.score_json(quality.compare(expected, found, texts))
+    progress("quality", 1, 1)
+    return scores
+
+
 def _write_graph(folder: Path, program: str, lowered: Lowered, slots: Mapping[str, weights.Slot]) -> dict[str, Any]:
     """Point the graph's initializers into the weights file and save it; returns its entry in the manifest."""
     graph, file = lowered.model.graph, f"{program}.onnx"
     for name, value in graph.initializers.items():
         if value.const_value is None:
-            value.const_value = _external(name, value, slots[name], folder)
+            value.const_value = _external(name, value, slots[name.split(":")[0]], folder)  # also ``path:type``, a view
     ir.save(lowered.model, folder / file)
     return {
         "file": file,
@@ -263,7 +373,7 @@ def _write_graph(folder: Path, program: str, lowered: Lowered, slots: Mapping[st
 
 def _external(name: str, value: ir.Value, slot: weights.Slot, folder: Path) -> ir.ExternalTensor:
     assert value.dtype is not None and value.shape is not None, f"initializer {name} has no type"
-    size = math.prod(value.shape.numpy()) * value.dtype.itemsize
+    size = math.ceil(math.prod(value.shape.numpy()) * value.dtype.itemsize)
     assert size == slot.length, f"initializer {name} should have {slot.length} bytes, has {size}"
     return ir.ExternalTensor(
         WEIGHTS, slot.offset, slot.length, value.dtype, shape=ir.Shape(value.shape), name=name, base_dir=folder

@@ -5,7 +5,7 @@ What matters is that they are text: random tokens leave a model in states that i
 
 from __future__ import annotations
 
-__all__ = ["LONG", "SHORT"]
+__all__ = ["CODE", "LONG", "QUESTION", "SHORT"]
 
 SHORT = """A diptych is two panels joined by a hinge. Name one that you know, say who painted it and when, and describe
 in two sentences what the left panel shows and what the right one shows."""
@@ -58,3 +58,18 @@ as the four hundredth thousandth word or thereabouts. What became of the book is
 the sea has it; others, that it was printed in a small edition and that whoever opens it in the middle hears
 the lamp turning 🌊🔦. The postmistress, who ought to know, says only that it ends well, and that the twelfth
 volume was never missing at all:"""
+
+CODE = '''def merge(left: list[int], right: list[int]) -> list[int]:
+    """Two sorted lists as one."""
+    merged, i, j = [], 0, 0
+    while i < len(left) and j < len(right):
+        if left[i] <= right[j]:
+            merged.append(left[i])
+            i += 1
+        else:
+            merged.append(right[j])
+            j += 1
+    return merged + left[i:] + right[j:]
+'''
+
+QUESTION = "The capital of France is"

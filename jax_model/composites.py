@@ -15,10 +15,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from diptych.jax_model.blocks import dequantize
+
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "attention",
+    "block_dequantize",
+    "block_linear",
     "cache_write",
     "cached_attention",
     "experts",
@@ -55,6 +59,21 @@ def add_rms_norm(x: Array, delta: Array, scale: Array, *, eps: float, scale_firs
     """``(rms_norm(x + delta), x + delta)``: a residual addition and the norm that reads its result."""
     total = x + delta
     return rms_norm(total, scale, eps=eps, scale_first=scale_first), total
+
+
+@_composite
+def block_dequantize(packed: Array, scale: Array, shift: Array | None, zero: Array | None, *, bits: int) -> Array:
+    """The matrix [out, in] that blocks of integers mean, see :mod:`diptych.jax_model.blocks`."""
+    return dequantize(packed, scale, shift, zero, bits=bits)
+
+
+@_composite
+def block_linear(
+    x: Array, packed: Array, scale: Array, shift: Array | None, zero: Array | None, *, bits: int, block: int
+) -> Array:
+    """``x @ w`` with w [in, out] stored in blocks; [..., in] -> [..., out]."""
+    w_OI = block_dequantize(packed, scale, shift, zero, bits=bits)
+    return jnp.einsum("bti,oi->bto", x, w_OI.astype(x.dtype))
 
 
 @_composite

@@ -13,9 +13,12 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array, lax
 
+from diptych.jax_model.blocks import Blocks
 from diptych.jax_model.composites import (
     add_layer_norm,
     add_rms_norm,
+    block_dequantize,
+    block_linear,
     cached_attention,
     experts,
     gelu,
@@ -111,13 +114,24 @@ def _layers(
 
 
 def _embed(config: Config, params: Params, tokens_BT: Array, length_B: Array) -> Array:
-    x_BTD = jnp.take(params["embed"], tokens_BT, axis=0, mode="clip")
+    x_BTD = _lookup(params["embed"], tokens_BT)
     if config.embed_scale != 1.0:
         x_BTD = x_BTD * jnp.asarray(config.embed_scale, x_BTD.dtype)
     if config.learned_positions:
         positions_BT = length_B[:, None] + lax.iota(jnp.int32, tokens_BT.shape[1])[None, :]
         x_BTD = x_BTD + jnp.take(params["positions"], positions_BT, axis=0, mode="clip")
     return x_BTD
+
+
+def _lookup(table: Any, tokens_BT: Array) -> Array:
+    """Rows of an array [V, D] or of blocks of integers."""
+    if not isinstance(table, Blocks):
+        return jnp.take(table, tokens_BT, axis=0, mode="clip")
+    tokens = tokens_BT.reshape(-1)
+    packed, scale = (jnp.take(part, tokens, axis=0, mode="clip") for part in (table.packed, table.scale))
+    zero = None if table.zero is None else jnp.take(table.zero, tokens, axis=0, mode="clip")
+    shift = None if table.shift is None else jnp.take(table.shift, tokens, axis=1, mode="clip")
+    return block_dequantize(packed, scale, shift, zero, bits=table.bits).reshape(*tokens_BT.shape, table.inputs)
 
 
 def _block(
@@ -256,27 +270,50 @@ def _latent_norm(x: Array, scale: Array) -> Array:
 
 
 def _linear(weights: Params, name: str, x: Array) -> Array:
-    y: Array = x @ weights[name]
+    y = _product(x, weights[name])
     bias = weights.get(f"{name}_bias")
     return y if bias is None else y + bias
+
+
+def _product(x: Array, w: Any) -> Array:
+    """``x @ w`` for an array [in, out] or blocks of integers."""
+    if isinstance(w, Blocks):
+        return block_linear(x, w.packed, w.scale, w.shift, w.zero, bits=w.bits, block=w.block)
+    y: Array = x @ w
+    return y
 
 
 def _qkv(
     config: Config, layer: Layer, weights: Params, h_BTD: Array, length_B: Array
 ) -> tuple[tuple[Array, ...], Rope | None]:
     """Queries, keys and values, packed in one array unless something happens to the parts; and the rope still to do."""
-    qkv_BTE = _linear(weights, "qkv", h_BTD)
+    parts = _projections(config, weights, h_BTD)
     if config.qkv_clip is not None:
-        qkv_BTE = jnp.clip(qkv_BTE, -config.qkv_clip, config.qkv_clip)
+        parts = tuple(jnp.clip(part, -config.qkv_clip, config.qkv_clip) for part in parts)
     if config.qk_norm is None:
-        return (qkv_BTE,), layer.rope
-    q_size, k_size = config.N * config.H, config.K * config.H
-    q, k, v = jnp.split(qkv_BTE, [q_size, q_size + k_size], axis=-1)
+        return parts, layer.rope
+    q, k, v = parts if len(parts) == 3 else jnp.split(parts[0], _cuts(config), axis=-1)
     rope = layer.rope
     if config.qk_norm == "head_after_rope" and rope is not None:
         q, k = (_rotate(config, rope, x, length_B) for x in (q, k))
         rope = None
     return (_qk_norm(config, weights, "q_norm", q), _qk_norm(config, weights, "k_norm", k), v), rope
+
+
+def _projections(config: Config, weights: Params, h_BTD: Array) -> tuple[Array, ...]:
+    """One packed array, or three where the weights are blocks of different forms and lie apart."""
+    if not isinstance(weights["qkv"], list):
+        return (_linear(weights, "qkv", h_BTD),)
+    parts = tuple(_product(h_BTD, w) for w in weights["qkv"])
+    if "qkv_bias" not in weights:
+        return parts
+    biases = jnp.split(weights["qkv_bias"], _cuts(config))
+    return tuple(part + bias for part, bias in zip(parts, biases, strict=True))
+
+
+def _cuts(config: Config) -> list[int]:
+    """Where the packed projections end: queries, then keys."""
+    return [config.N * config.H, (config.N + config.K) * config.H]
 
 
 def _rotate(config: Config, rope: Rope, x_BTE: Array, length_B: Array) -> Array:
@@ -368,7 +405,9 @@ def _head(config: Config, params: Params, x_BPD: Array, delta_BPD: Array) -> Arr
     with jax.named_scope("head"):
         h_BPD, _ = _add_norm(config, params, "final_norm", x_BPD, delta_BPD)
         if config.tied:
-            logits_BPV = jnp.einsum("bpd,vd->bpv", h_BPD, params["embed"])
+            embed = params["embed"]
+            dense = not isinstance(embed, Blocks)
+            logits_BPV = jnp.einsum("bpd,vd->bpv", h_BPD, embed) if dense else _product(h_BPD, embed)
         else:
             logits_BPV = _linear(params, "head", h_BPD)
         logits_BPV = logits_BPV.astype(jnp.float32)

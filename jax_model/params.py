@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,27 @@ from einops import rearrange
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from diptych.jax_model import blocks
+from diptych.jax_model.blocks import Blocks
 from diptych.jax_model.config import Config
 from diptych.jax_model.families import FAMILIES
 from diptych.jax_model.families.table import Filling, Parameter, Source, expand, shape_of
 from diptych.jax_model.readers import Checkpoint
+from diptych.jax_model.storage import Form, Quantizer, Storage, kept
 
-__all__ = ["Params", "abstract", "configure", "flatten", "load", "read_safetensors", "stream", "unflatten"]
+__all__ = [
+    "Params",
+    "abstract",
+    "configure",
+    "dense",
+    "fill",
+    "flatten",
+    "load",
+    "outputs_first",
+    "read_safetensors",
+    "stream",
+    "unflatten",
+]
 
 Params: TypeAlias = dict[str, Any]
 
@@ -50,49 +65,94 @@ def configure(checkpoint: Checkpoint) -> Config:
     return config
 
 
-def abstract(config: Config, dtype: str = "float32") -> Params:
+def abstract(config: Config, dtype: str = "float32", storage: Storage | None = None) -> Params:
     """The tree with a ``jax.ShapeDtypeStruct`` for every leaf: what tracing needs, and no weights."""
-    table = FAMILIES[config.family].table
-    return unflatten(
-        {
-            parameter.path: jax.ShapeDtypeStruct(parameter.shape(config), jnp.dtype(dtype))  # type: ignore[no-untyped-call]
-            for parameter in expand(table, config)
-        }
-    )
+    leaves: dict[str, Any] = {}
+    for parameter in expand(FAMILIES[config.family].table, config):
+        shape = parameter.shape(config)
+        forms = (storage or {}).get(parameter.path)
+        if forms is None:
+            leaves[parameter.path] = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))  # type: ignore[no-untyped-call]
+        else:
+            leaves[parameter.path] = _abstract_blocks(parameter, config, shape, forms)
+    return unflatten(leaves)
 
 
-def load(checkpoint: Checkpoint, config: Config | None = None) -> Params:
-    """The whole tree in float32, as JAX arrays. Raises what :func:`configure` and :func:`stream` raise."""
-    values = stream(checkpoint, config or configure(checkpoint))
-    return unflatten({path: jnp.asarray(value) for path, value, _ in values})
+def _abstract_blocks(parameter: Parameter, config: Config, shape: tuple[int, ...], forms: tuple[Form, ...]) -> Any:
+    outputs, inputs = shape if parameter.path == "embed" else shape[::-1]
+    if len(forms) == 1:
+        return forms[0].abstract(outputs, inputs)
+    return [form.abstract(part, inputs) for part, form in zip(_widths(parameter, config), forms, strict=True)]
 
 
-def stream(checkpoint: Checkpoint, config: Config) -> Iterator[tuple[str, NDArray[np.float32], list[str]]]:
-    """Every parameter as (path, float32 value, names of the tensors it came from), one in memory at a time.
+def _widths(parameter: Parameter, config: Config) -> list[int]:
+    """How many outputs each of a packed parameter's sources has."""
+    sizes = config.sizes(parameter.layer)
+    return [shape_of(source.layout.split("->")[1], sizes)[-1] for source in parameter.huggingface.sources]
 
-    A value may be a transposed view; copy it some rows at a time to keep it single.  Before the first tensor is read,
-    names and shapes are checked: raises ValueError unless every parameter can be filled and every tensor is used.
+
+def load(checkpoint: Checkpoint, config: Config | None = None, storage: Storage | None = None) -> Params:
+    """The whole tree as JAX arrays, float32 but for blocks. Raises what :func:`configure` and :func:`stream` raise."""
+    config = config or configure(checkpoint)
+    values = {path: jnp.asarray(value) for path, value, _ in stream(checkpoint, config, storage)}
+    return fill(abstract(config, storage=storage), values)
+
+
+def stream(
+    checkpoint: Checkpoint, config: Config, storage: Storage | None = None, quantizer: Quantizer | None = None
+) -> Iterator[tuple[str, NDArray[Any], list[str]]]:
+    """Every leaf as (path, value in our layout, names of the tensors it came from), one parameter in memory at a time.
+
+    Parameters in ``storage`` are the checkpoint's own blocks, or what ``quantizer`` makes of their values.  A value
+    may be a transposed view; copy it some rows at a time to keep it single.  Before the first tensor is read, names
+    and shapes are checked: raises ValueError unless every parameter can be filled and every tensor is used.
     """
     filled = _plan(checkpoint, config)
 
-    def values() -> Iterator[tuple[str, NDArray[np.float32], list[str]]]:
+    def values() -> Iterator[tuple[str, NDArray[Any], list[str]]]:
         for one in filled:
-            yield one.parameter.path, one.value(checkpoint), [source.name for source in one.sources]
+            names = [source.name for source in one.sources]
+            forms = (storage or {}).get(one.parameter.path)
+            tree = one.value(checkpoint) if forms is None else one.blocks(checkpoint, forms, quantizer)
+            for path, value in flatten({one.parameter.path: tree}).items():
+                yield path, value, names
 
     return values()
 
 
 def flatten(params: Params) -> dict[str, Any]:
-    """``{"layers.0.attn.qkv": leaf, …}``, in the tree's own order."""
+    """``{"layers.0.attn.qkv": leaf, …}``, in the tree's own order; blocks have leaves of their own below their path."""
 
     def walk(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(node, dict | list):
-            for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+        if isinstance(node, dict | list | Blocks):
+            for key, child in _children(node):
                 yield from walk(child, f"{prefix}{key}.")
         else:
             yield prefix[:-1], node
 
     return dict(walk(params, ""))
+
+
+def _children(node: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(node, Blocks):
+        fields = {"packed": node.packed, "scale": node.scale, "shift": node.shift, "zero": node.zero}
+        yield from ((name, value) for name, value in fields.items() if value is not None)
+    else:
+        yield from node.items() if isinstance(node, dict) else enumerate(node)
+
+
+def fill(tree: Params, leaves: Mapping[str, Any]) -> Params:
+    """``tree`` with the leaf of each path taken from ``leaves``. Raises KeyError when one is missing."""
+
+    def walk(node: Any, prefix: str) -> Any:
+        if not isinstance(node, dict | list | Blocks):
+            return leaves[prefix[:-1]]
+        filled = {key: walk(child, f"{prefix}{key}.") for key, child in _children(node)}
+        if isinstance(node, Blocks):
+            return replace(node, **filled)
+        return filled if isinstance(node, dict) else list(filled.values())
+
+    return cast(Params, walk(tree, ""))
 
 
 def unflatten(leaves: Mapping[str, Any]) -> Params:
@@ -120,11 +180,31 @@ def _in_order(layers: dict[str, Any]) -> list[Any]:
         raise ValueError(f"layer {error.args[0]} is missing: found {', '.join(layers)}") from None
 
 
-def read_safetensors(path: str | Path) -> Params:
-    """The parameters in an artifact's ``weights.safetensors``, as JAX arrays; its constants are left out."""
+def read_safetensors(path: str | Path, config: Config, storage: Storage | None = None) -> Params:
+    """The parameters in an artifact's ``weights.safetensors``, as JAX arrays. Raises KeyError when one is missing."""
+    tree = abstract(config, storage=storage)
     with safe_open(path, framework="flax") as file:
-        names = [name for name in file.keys() if not name.startswith(_CONSTANTS)]  # noqa: SIM118, it is no mapping
-        return unflatten({name: file.get_tensor(name) for name in names})
+        return fill(tree, {name: file.get_tensor(name) for name in flatten(tree)})
+
+
+def dense(tree: Params) -> Params:
+    """``tree`` with the arrays that its blocks mean in their place: the same model, faster where there is room."""
+
+    def walk(node: Any, path: str) -> Any:
+        if isinstance(node, Blocks):
+            return outputs_first(path, _dequantize(node.packed, node.scale, node.shift, node.zero, bits=node.bits))
+        if isinstance(node, dict):
+            return {key: walk(child, f"{path}.{key}".removeprefix(".")) for key, child in node.items()}
+        if not isinstance(node, list):
+            return node
+        children = [walk(child, path) for child in node]
+        apart = any(isinstance(child, Blocks) for child in node)
+        return jnp.concatenate(children, axis=-1) if apart else children
+
+    return cast(Params, walk(tree, ""))
+
+
+_dequantize = jax.jit(blocks.dequantize, static_argnames="bits")
 
 
 # ------------------------------------------------------------------------------------------------------- exactly once
@@ -145,6 +225,19 @@ class _Filled:
             return arrange(np.stack(values), self.join, self.sizes)
         return values[0] if len(values) == 1 else np.concatenate(values, axis=-1)
 
+    def blocks(
+        self, checkpoint: Checkpoint, forms: tuple[Form, ...], quantizer: Quantizer | None
+    ) -> Blocks | list[Blocks]:
+        if quantizer is None:
+            parts = list(kept(checkpoint, self.sources, forms, self.sizes))
+        elif len(forms) == 1:
+            value = self.value(checkpoint)
+            parts = [quantizer(outputs_first(self.parameter.path, value), forms[0])]
+        else:
+            pieces = (self._piece(checkpoint, source) for source in self.sources)
+            parts = [quantizer(piece.T, form) for piece, form in zip(pieces, forms, strict=True)]
+        return parts[0] if len(forms) == 1 else parts
+
     def _piece(self, checkpoint: Checkpoint, source: Source) -> NDArray[np.float32]:
         stored = checkpoint.read(source.name)
         if source.offset:
@@ -156,6 +249,11 @@ class _Filled:
         if self.join is None:
             return shape_of(source.layout.split("->")[0], self.sizes)
         return shape_of(self.join.split("->")[0], self.sizes)[1:]
+
+
+def outputs_first(path: str, value: Any) -> Any:
+    """A matrix as blocks hold it, [out, in]: the embedding's rows are the head's outputs already."""
+    return value if path == "embed" else value.T
 
 
 def arrange(stored: NDArray[np.float32], layout: str, sizes: Mapping[str, int]) -> NDArray[np.float32]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.peers import PEERS
 from diptych.cli.errors import EXPORT_EXTRA
 
 ROOT = Path(__file__).parents[1]
@@ -129,8 +130,9 @@ def test_what_tests_and_tools_import_is_declared() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     declared = import_names(PROJECT["project"]["dependencies"] + extras["export"] + extras["dev"])
     files = [path for folder in ("tests", "tools") for path in (ROOT / folder).rglob("*.py")]
-    ours = {path.stem for path in files} | {"reference"}
-    brought_along = {"torch", "huggingface_hub"}  # by the extra `reference`, which few install, and by transformers
+    ours = {path.stem for path in files} | {"reference", "bench"}
+    # By the extras `reference` and `bench`, which few install, by transformers, and by other runtimes' environments.
+    brought_along = {"torch", "matplotlib", "huggingface_hub"} | {"openvino", *(peer.name for peer in PEERS)}
     for path in files:
         assert third_party(path) <= declared | ours | brought_along, path.relative_to(ROOT)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import tiny
-from diptych.export import parity
+from diptych.export import parity, stored
 from diptych.export.artifact import describe_file
 from diptych.export.certificate import Certificate, Check, ParityError
 from diptych.export.lowering import TARGETS
@@ -144,7 +144,7 @@ def test_a_changed_file_is_named_and_not_run(artifact: Path) -> None:
 def test_weights_that_are_not_the_sources_fail_whatever_the_hashes_say(
     piece: int, ort_artifact: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parity, "_PIECE", piece)
+    monkeypatch.setattr(stored, "_PIECE", piece)
     path = ort_artifact / "weights.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2 & ~3] ^= 1

@@ -11,6 +11,7 @@ Gemma norms with the one added.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 import zlib
@@ -207,8 +208,11 @@ def write_huggingface(tiny: Tiny, folder: str | Path) -> Path:
     return folder
 
 
-def write_gguf(tiny: Tiny, path: str | Path) -> Path:
-    """Write ``tiny`` as a float32 GGUF file and return its path. Raises KeyError for a family it does not know."""
+def write_gguf(tiny: Tiny, path: str | Path, types: Mapping[str, str] | None = None) -> Path:
+    """Write ``tiny`` as a GGUF file and return its path. Raises KeyError for a family it does not know.
+
+    All is float32, but for tensors whose GGUF name matches a pattern in ``types``, as ``{"*.attn_v.weight": "Q8_0"}``.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     arch = {"llama": gguf.MODEL_ARCH.LLAMA, "gemma3_text": gguf.MODEL_ARCH.GEMMA3}[tiny.config["model_type"]]
@@ -217,7 +221,10 @@ def write_gguf(tiny: Tiny, path: str | Path) -> Path:
     tiny_tokenizers.write_gguf(writer, tiny.tokenizer)
     names = gguf.get_tensor_name_map(arch, tiny.config["num_hidden_layers"])
     for name, value in tiny.tensors().items():
-        writer.add_tensor(_gguf_name(names, name), _gguf_value(tiny, name, value))
+        stored, value = _gguf_name(names, name), _gguf_value(tiny, name, value)
+        found = next((kind for pattern, kind in (types or {}).items() if fnmatch.fnmatchcase(stored, pattern)), "F32")
+        kind = gguf.GGMLQuantizationType[found]
+        writer.add_tensor(stored, gguf.quantize(value, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -18,6 +18,7 @@ from diptych.export.tracing import Equation, Traced, literal, named_leaves, shap
 from diptych.jax_model.config import Config
 from diptych.jax_model.decoder import Cache, forward_decode, forward_prefill
 from diptych.jax_model.params import abstract
+from diptych.jax_model.storage import Storage
 
 __all__ = ["TARGETS", "Lowered", "Program", "Target", "convert", "lower"]
 
@@ -51,7 +52,16 @@ class Lowered:
     constants: dict[str, np.ndarray]
 
 
-def lower(program: Program, config: Config, target: str, max_context: int, dtype: Any = jnp.float32) -> Lowered:
+def lower(
+    program: Program,
+    config: Config,
+    target: str,
+    max_context: int,
+    dtype: Any = jnp.float32,
+    *,
+    storage: Storage | None = None,
+    accuracy_level: int = 1,
+) -> Lowered:
     """Lower one of the two programs for ``target`` ("ort", "onnx" or "primitive").
 
     Graph inputs and outputs: see the project's design page, "The artifact". ``max_context`` is the number of
@@ -60,8 +70,10 @@ def lower(program: Program, config: Config, target: str, max_context: int, dtype
     """
     if target not in TARGETS:
         raise ValueError(f"unknown target {target!r}; known targets: {', '.join(TARGETS)}")
-    function, arguments, input_names, output_names = _signature(program, config, dtype)
-    return convert(program, function, arguments, input_names, output_names, TARGETS[target], max_context)
+    function, arguments, input_names, output_names = _signature(program, config, dtype, storage)
+    return convert(
+        program, function, arguments, input_names, output_names, TARGETS[target], max_context, accuracy_level
+    )
 
 
 def convert(
@@ -72,6 +84,7 @@ def convert(
     output_names: Sequence[str],
     target: Target,
     max_context: int,
+    accuracy_level: int = 1,
 ) -> Lowered:
     """Lower ``function(params, *inputs)``: the first argument's leaves become parameters, all others graph inputs."""
     builder = GraphBuilder(name, target.opset)
@@ -82,16 +95,18 @@ def convert(
         values.append(builder.add_parameter(path, aval))
     for path, aval in zip(input_names, traced.input_avals[len(parameters) :], strict=True):
         values.append(builder.add_input(path, aval))
-    outputs = _Interpreter(builder, target, max_context).run(traced, values)
+    outputs = _Interpreter(builder, target, max_context, accuracy_level).run(traced, values)
     for path, value, aval in zip(output_names, outputs, traced.output_avals, strict=True):
         builder.add_output(path, value, aval)
     return Lowered(builder.finish(), builder.large_constants)
 
 
-def _signature(program: Program, config: Config, dtype: Any) -> tuple[Any, list[Any], list[str], list[str]]:
+def _signature(
+    program: Program, config: Config, dtype: Any, storage: Storage | None
+) -> tuple[Any, list[Any], list[str], list[str]]:
     """The function to trace, its abstract arguments, and the graph's names for inputs and outputs in their order."""
     B, T, S, P = symbols("B,T,S,P", constraints=["T<=S"])
-    params = abstract(config, dtype)
+    params = abstract(config, dtype, storage)
     buffers = [shaped((B, config.K, S, config.H), dtype) for _ in config.layers]
     counts = shaped((B,), jnp.int32)
     pasts = [f"past_key_values.{i}.{part}" for i in range(config.L) for part in ("key", "value")]
@@ -123,8 +138,9 @@ def _signature(program: Program, config: Config, dtype: Any) -> tuple[Any, list[
 class _Interpreter:
     """Walks a jaxpr and emits nodes; an environment per call, since JAX shares the bodies of jitted helpers."""
 
-    def __init__(self, builder: GraphBuilder, target: Target, max_context: int) -> None:
-        self.builder, self.target, self.max_context = builder, target, max_context
+    def __init__(self, builder: GraphBuilder, target: Target, max_context: int, accuracy_level: int) -> None:
+        self.builder, self.target = builder, target
+        self.max_context, self.accuracy_level = max_context, accuracy_level
         self.source = ""  # the line of model code at hand; JAX's own helpers have none and keep their caller's
 
     def run(self, traced: Traced, arguments: Sequence[Operand]) -> list[Operand]:
@@ -179,7 +195,7 @@ class _Interpreter:
             raise NotImplementedError(f"{self.source}: no ONNX form for {error}") from None
 
     def _context(self, equation: Equation) -> Context:
-        return Context(self.builder, equation.in_avals, equation.out_avals, self.max_context)
+        return Context(self.builder, equation.in_avals, equation.out_avals, self.max_context, self.accuracy_level)
 
     def _full(self, equation: Equation, operands: list[Operand]) -> list[Operand]:
         return [

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -35,6 +36,63 @@ def _skip_layer_norm(
     ctx: Context, x: Operand, delta: Operand, scale: Operand, *bias: Operand, eps: float
 ) -> Sequence[Operand]:
     return _skip(ctx, "SkipLayerNormalization", x, delta, scale, *bias, eps=eps)
+
+
+@composite("diptych.block_linear", "ort")
+def _mat_mul_n_bits(
+    ctx: Context, x: Operand, packed: Operand, scale: Operand, *offsets: Operand, bits: int, block: int
+) -> Operand:
+    """``MatMulNBits``, and for shifted blocks the means of the inputs' blocks times the shifts."""
+    x_aval, (outputs, blocks, _) = ctx.in_avals[0], ctx.in_avals[1].shape
+    shift, zero = _offsets(offsets, ctx.in_avals[3:])
+    product = ctx.op(
+        "MatMulNBits",
+        x,
+        packed,
+        scale,
+        *zero,
+        domain="com.microsoft",
+        K=blocks * block,
+        N=outputs,
+        bits=bits,
+        block_size=block,
+        accuracy_level=ctx.accuracy_level,
+    )
+    if not shift:
+        return product
+    like = Aval((*x_aval.shape[:-1], blocks), x_aval.dtype)
+    means = ctx.op("AveragePool", x, like=like, kernel_shape=[block], strides=[block])
+    return ctx.op("Add", product, ctx.op("MatMul", means, shift[0]))
+
+
+@composite("diptych.block_dequantize", "standard")
+def _dequantize_linear(ctx: Context, packed: Operand, scale: Operand, *offsets: Operand, bits: int) -> Any:
+    (rows, blocks, size), out = ctx.in_avals[0].shape, ctx.out_avals[0]
+    shift, zero = _offsets(offsets, ctx.in_avals[2:])
+    padded = bool(zero) and blocks * bits % 8 != 0  # rows of zero points that end in half a byte
+    if bits not in (4, 8) or not is_static(rows) or padded:
+        return NotImplemented
+    dtype = np.dtype(np.uint8 if bits == 8 else ml_dtypes.uint4)
+    integers = ctx.graph.view(packed, Aval(out.shape, dtype))
+    points: Operand = np.full((rows, blocks), 1 << (bits - 1), dtype)
+    if zero:
+        points = ctx.graph.view(zero[0], Aval((rows, blocks), dtype))
+    block = size * 8 // bits
+    values: Operand = ctx.op("DequantizeLinear", integers, scale, points, axis=1, block_size=block)
+    if not shift:
+        return values
+    apart = Aval((rows, blocks, block), out.dtype)
+    each = ctx.op("Mul", shift[0], np.array(1 / block, np.float32), like=Aval((blocks, rows), out.dtype))
+    each = ctx.graph.unsqueeze(ctx.graph.transpose(each, (blocks, rows), (1, 0)), [2])
+    shifted = ctx.op("Add", ctx.graph.reshape(values, out.shape, apart.shape), each, like=apart)
+    return ctx.graph.reshape(shifted, apart.shape, out.shape)
+
+
+def _offsets(operands: Sequence[Operand], avals: Sequence[Aval]) -> tuple[list[Operand], list[Operand]]:
+    """The shifts of blocks, which are real numbers, and their zero points: lists of one, or empty."""
+    whole = [aval.dtype == np.uint8 for aval in avals]
+    shifts = [x for x, is_whole in zip(operands, whole, strict=True) if not is_whole]
+    return shifts, [x for x, is_whole in zip(operands, whole, strict=True) if is_whole]
 
 
 @composite("diptych.gelu", "standard")

@@ -55,6 +55,12 @@ class GraphBuilder:
         self.graph.initializers[name] = value
         return value
 
+    def view(self, value: Operand, aval: Aval) -> ir.Value:
+        """The same bytes of a parameter as another type; named ``path:type`` for whoever saves the graph."""
+        assert isinstance(value, ir.Value) and value.name in self.graph.initializers, "only parameters have other views"
+        name = f"{value.name}:{aval.dtype.name}"
+        return self.graph.initializers[name] if name in self.graph.initializers else self.add_parameter(name, aval)
+
     def add_output(self, name: str, value: Operand, aval: Aval) -> None:
         """Name ``value`` as a graph output; an input or initializer is passed on by an Identity."""
         full = self.full(value, aval)
@@ -121,7 +127,7 @@ class GraphBuilder:
 
     def _new_constant(self, array: np.ndarray, name: str) -> ir.Value:
         if array.nbytes >= LARGE:
-            digest = hashlib.sha256(array.tobytes()).hexdigest()[:12]
+            digest = hashlib.sha256(f"{array.dtype} {array.shape} ".encode() + array.tobytes()).hexdigest()[:12]
             name = f"constants.{name or 'array'}.{digest}"
             self.large_constants[name] = array
             return self.add_parameter(name, Aval(array.shape, array.dtype))

@@ -59,6 +59,11 @@ for _name in _LOGICAL:
     primitive(_name, lazy=True)(_logic(_name))
 
 
+@primitive("shift_right_logical", lazy=True)
+def _shift_right(ctx: Context, x: Operand, y: Operand) -> Operand:
+    return ctx.op("BitShift", x, y, like=broadcast(ctx, x, y), direction="RIGHT")
+
+
 @primitive("ne", lazy=True)
 def _ne(ctx: Context, x: Operand, y: Operand) -> Operand:
     aval = broadcast(ctx, x, y)

@@ -30,6 +30,7 @@ class Context:
     in_avals: Sequence[Aval]
     out_avals: Sequence[Aval]
     max_context: int
+    accuracy_level: int  # of integer matrix products: 1 computes in float32, 4 rounds activations to 8 bits
 
     def op(
         self, op_type: str, *inputs: Operand | None, like: Aval | None = None, domain: str = "", **attributes: Any

@@ -51,6 +51,9 @@ class Checkpoint(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Every tensor in the checkpoint, by its own name."""
 
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor stored in blocks, [rows, bytes of a row]. Only GGUF files have such tensors."""
+
     @property
     def tokenizer(self) -> TokenizerFiles:
         """Made on first use. Raises ValueError or FileNotFoundError when there is none that can be used."""

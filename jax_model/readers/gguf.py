@@ -106,6 +106,10 @@ class GgufCheckpoint:
 
         return map_rows(self.path, stored.offset, self.tensors[name].shape, stored.nbytes, dequantize, rows)
 
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        stored = self._header.tensors[name]
+        return np.memmap(self.path, np.uint8, "r", stored.offset, (stored.shape[0], stored.nbytes // stored.shape[0]))
+
     def provenance(self) -> dict[str, Any]:
         return {"format": self.format, "files": hashes([self.path])}
 

@@ -16,6 +16,7 @@ from typing import Annotated, TextIO
 import typer
 
 from diptych import __version__
+from diptych.cli.bench import bench
 from diptych.cli.chat import chat
 from diptych.cli.errors import UsageError, explain
 from diptych.cli.export import export
@@ -47,7 +48,7 @@ def diptych(
     """Pretrained decoder-only language models as two compiled programs, prefill and decode."""
 
 
-for command in (export, verify, run, chat, inspect):
+for command in (export, verify, run, chat, inspect, bench):
     app.command()(command)
 
 

@@ -10,9 +10,10 @@ import typer
 
 from diptych.cli.console import print_json, progress_bars, show
 from diptych.cli.options import Json
-from diptych.cli.parity import parity_table
+from diptych.cli.parity import parity_table, quantization_table
 
 Target = Literal["ort", "onnx", "primitive"]
+Quantize = Literal["keep", "int4", "int8", "none"]
 
 
 def export(
@@ -26,6 +27,22 @@ def export(
         Target,
         typer.Option("--target", help="ort: ONNX Runtime, fastest. onnx: standard operators. primitive: old ones."),
     ] = "ort",
+    quantize: Annotated[
+        Quantize | None,
+        typer.Option(
+            "--quantize",
+            help="keep: a GGUF's own blocks, exactly. int4, int8: new ones. Default: keep what there is, else none.",
+            show_default=False,
+        ),
+    ] = None,
+    accuracy_level: Annotated[
+        int | None,
+        typer.Option(
+            "--accuracy-level",
+            help="Of decode: 1 float32, 4 activations in 8 bits. Default: 4 where that costs next to nothing.",
+            show_default=False,
+        ),
+    ] = None,
     max_context: Annotated[
         int | None, typer.Option("--max-context", min=1, help="Longest sequence; default: the model's, at most 8192.")
     ] = None,
@@ -44,6 +61,8 @@ def export(
                 source,
                 output,
                 target=target,
+                quantize=quantize,
+                accuracy_level=accuracy_level,
                 max_context=max_context,
                 name=name,
                 verify=verify,
@@ -61,6 +80,8 @@ def export(
         print_json(report.to_json())
     else:
         show(parity_table(report.verification))
+        if report.quantization is not None:
+            show(quantization_table(report.quantization))
         print(f"Wrote {report.path}. Try: diptych run {report.path} 'Hello!'")
     if report.verification["status"] == "failed":  # and was kept, since --force said so
         raise typer.Exit(1)

@@ -13,7 +13,7 @@ import typer
 
 from diptych.cli.console import print_json, show, size, table
 from diptych.cli.options import Json
-from diptych.cli.parity import parity_table
+from diptych.cli.parity import parity_table, quantization_table
 
 if TYPE_CHECKING:
     from diptych.jax_model.readers import Checkpoint
@@ -30,7 +30,7 @@ class Special(NamedTuple):
 
 
 _LENGTHS = (1024, 4096, 8192)  # tokens for which the cache's memory is told, besides the longest
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
 
 
 def inspect(
@@ -54,9 +54,9 @@ def describe_artifact(path: Path) -> Facts:
 
     manifest = Manifest.open(path)
     data, vocabulary = manifest.data, manifest.vocabulary
-    parameters = [tensor for tensor in data["tensors"].values() if tensor["sources"]]  # and not rope tables
-    shapes = [tensor["shape"] for tensor in parameters]
-    dtypes = (dtype for tensor in parameters for dtype in tensor["source_dtypes"])
+    parameters = {path: tensor for path, tensor in data["tensors"].items() if tensor["sources"]}  # and not rope tables
+    quantization = data.get("quantization")
+    weights = sum(math.prod(tensor["shape"]) * _BYTES[tensor["dtype"]] for tensor in parameters.values())
     special = Special(vocabulary.eos_token_ids, vocabulary.bos_token_id, vocabulary.pad_token_id)
     texts = {name: (manifest.folder / name).read_text(encoding="utf-8") for name in manifest.files if _is_text(name)}
     return {
@@ -65,15 +65,43 @@ def describe_artifact(path: Path) -> Facts:
         "name": manifest.name,
         "built_for": {key: data[key] for key in ("target", "device", "dtype", "max_context")},
         "model": _model(data["config"]),
-        "parameters": sum(map(math.prod, shapes)),
-        "source_dtypes": dict(Counter(dtypes)),
-        "memory": _memory(data["config"], shapes, manifest.dtype, manifest.cache.dtype, manifest.max_context),
+        "parameters": _parameters(parameters, quantization),
+        "source_dtypes": _source_dtypes(parameters),
+        "memory": _memory(data["config"], weights, manifest.cache.dtype, manifest.max_context),
         "tokenizer": _tokenizer(texts, special),
         "files": {name: entry.bytes for name, entry in manifest.files.items()},
         "source": data["source"],
         "tools": data["tools"],
+        **({} if quantization is None else {"quantization": quantization}),
         "verification": data["verification"],
     }
+
+
+def _parameters(tensors: Mapping[str, Any], quantization: Mapping[str, Any] | None) -> int:
+    """Numbers of the model; what stands beside the integers of blocks is none."""
+    count = 0
+    for path, tensor in tensors.items():
+        bits = _bits(path, {} if quantization is None else quantization["tensors"])
+        count += math.prod(tensor["shape"]) * 8 // bits if bits else 0
+    return count
+
+
+def _bits(path: str, forms: Mapping[str, Any]) -> int:
+    """By which a byte of ``path`` holds 8 / bits parameters: 8 where it is no part of blocks, 0 for scales and such."""
+    parent, _, leaf = path.rpartition(".")
+    stem, _, part = parent.rpartition(".")
+    for name, i in ((parent, 0), (stem, int(part) if part.isdecimal() else 0)):
+        if name in forms:
+            return int(forms[name][i]["bits"]) if leaf == "packed" else 0
+    return 8
+
+
+def _source_dtypes(tensors: Mapping[str, Any]) -> dict[str, int]:
+    """How many tensors of which type; each counts once, whatever became of it."""
+    found = {
+        name: dtype for t in tensors.values() for name, dtype in zip(t["sources"], t["source_dtypes"], strict=True)
+    }
+    return dict(Counter(found.values()))
 
 
 def describe_checkpoint(source: str) -> Facts:
@@ -92,7 +120,7 @@ def describe_checkpoint(source: str) -> Facts:
         "model": _model(config.to_json()),
         "parameters": sum(map(math.prod, shapes)),
         "source_dtypes": dict(Counter(info.dtype for info in checkpoint.tensors.values())),
-        "memory": _memory(config.to_json(), shapes, "float32", "float32", config.max_positions),
+        "memory": _memory(config.to_json(), 4 * sum(map(math.prod, shapes)), "float32", config.max_positions),
         "tokenizer": _tokenizer(texts, special),
     }
 
@@ -127,14 +155,12 @@ def _model(config: Mapping[str, Any]) -> Facts:
     }
 
 
-def _memory(
-    config: Mapping[str, Any], shapes: Iterable[Iterable[int]], dtype: str, cache_dtype: str, longest: int
-) -> Facts:
+def _memory(config: Mapping[str, Any], weights: int, cache_dtype: str, longest: int) -> Facts:
     """Bytes of one copy of the weights, and of one row's cache at some lengths."""
     per_token = 2 * len(config["layers"]) * config["K"] * config["H"] * _BYTES[cache_dtype]
     lengths = sorted({length for length in _LENGTHS if length < longest} | {longest})
     return {
-        "weights_bytes": sum(map(math.prod, shapes)) * _BYTES[dtype],
+        "weights_bytes": weights,
         "cache_bytes_per_token": per_token,
         "cache_bytes": {str(length): length * per_token for length in lengths},
     }
@@ -183,6 +209,8 @@ def _render(facts: Facts) -> Iterable[Any]:
     ):
         grid.add_row(name.replace("_", " "), str(value))
     yield grid
+    if "quantization" in facts:
+        yield quantization_table(facts["quantization"])
     if "verification" in facts:
         yield parity_table(facts["verification"])
 

@@ -1,4 +1,4 @@
-"""The parity table, from what a manifest or a certificate says."""
+"""Tables of parity and of quantisation, from what a manifest or a certificate says."""
 
 from __future__ import annotations
 
@@ -24,6 +24,30 @@ def parity_table(verification: Mapping[str, Any]) -> RenderableType:
         )
     line = Text(f"parity, ONNX Runtime against JAX: {verification['status']}", "bold")
     return Group(line, grid) if verification["checks"] else line
+
+
+_COMPARISONS = {"against_float": "integers, not floats", "level_4_against_1": "activations in 8 bits"}
+
+
+def quantization_table(quantization: Mapping[str, Any]) -> RenderableType:
+    """What integers cost on our texts, from a manifest's ``quantization``."""
+    level = quantization["accuracy_level"]["decode"]
+    line = Text(
+        f"weights: {quantization['scheme']} ({quantization['recipe']}); decode's accuracy level {level}", "bold"
+    )
+    grid = table("what changes", "text", "tokens>", "KL>", "same top 1>", "perplexity>", "before>")
+    for comparison, scores in quantization["quality"].items():
+        for text, score in scores.items():
+            grid.add_row(
+                _COMPARISONS.get(comparison, comparison),
+                text,
+                str(score["positions"]),
+                f"{score['kl']:.2g}",
+                f"{score['top1']:.1%}",
+                f"{score['perplexity']:.3g}",
+                f"{score['expected_perplexity']:.3g}",
+            )
+    return Group(line, grid) if quantization["quality"] else line
 
 
 def _number(value: float | None) -> str:

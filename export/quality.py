@@ -1,0 +1,167 @@
+"""What integers cost: how far a model's next-token probabilities move, on texts of ours, and how well it reads them.
+
+Two models read the same texts, some tokens at a time, and each piece of their logits is compared and let go: a
+vocabulary of 262144 never has more than a piece of a text in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from diptych.export import prompts
+from diptych.jax_model.config import Config
+
+__all__ = [
+    "JaxReader",
+    "OrtReader",
+    "Reader",
+    "Score",
+    "compare",
+    "divergence",
+    "log_softmax",
+    "score_json",
+    "texts",
+]
+
+Logits = NDArray[np.float32]
+PIECE = 64  # tokens read at a time: 67 MB of logits where V is 262144
+_ROWS = 8  # positions whose probabilities are computed at a time
+
+
+def texts(folder: Path, V: int, limit: int) -> dict[str, list[int]]:
+    """Our texts in the artifact's tokens, each cut to ``limit``; without a tokenizer, one text of arbitrary tokens."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return {"arbitrary": [(7919 * i + 13) % V for i in range(limit)]}
+    tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    named = {"prose": prompts.LONG, "code": prompts.CODE, "question": prompts.QUESTION}
+    return {name: [i for i in tokenizer.encode(text).ids if i < V][:limit] for name, text in named.items()}
+
+
+class Reader(Protocol):
+    """A model that reads a text from its start."""
+
+    def read(self, tokens: Sequence[int]) -> Iterator[Logits]:
+        """Logits behind every token, [n, V] for each piece of at most :data:`PIECE` tokens."""
+
+
+class JaxReader:
+    """The jitted prefill; every piece is padded to one shape, so that it compiles once."""
+
+    def __init__(self, config: Config, params: Any) -> None:
+        self._config, self._params = config, params
+
+    def read(self, tokens: Sequence[int]) -> Iterator[Logits]:
+        from diptych.jax_model.decoder import Cache, prefill  # JAX is not needed to compare two graphs
+
+        cache = Cache.zeros(self._config, 1, capacity(tokens))
+        for piece in pieces(tokens):
+            padded = np.zeros((1, PIECE), np.int32)
+            padded[0, : len(piece)] = piece
+            count, positions = np.array([len(piece)], np.int32), np.arange(PIECE, dtype=np.int32)[None]
+            logits, cache = prefill(self._config, self._params, cache, padded, count, positions)
+            yield np.asarray(logits[0, : len(piece)])
+
+
+class OrtReader:
+    """A prefill graph in ONNX Runtime, by itself: an artifact need not be complete yet."""
+
+    def __init__(self, config: Config, graph: Path) -> None:
+        self._config = config
+        options = ort.SessionOptions()
+        options.log_severity_level = 4  # errors come as exceptions
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+
+    def read(self, tokens: Sequence[int]) -> Iterator[Logits]:
+        shape = (1, self._config.K, capacity(tokens), self._config.H)
+        parts = [f"{i}.{part}" for i in range(self._config.L) for part in ("key", "value")]
+        state = {"past_length": np.zeros(1, np.int32)}
+        state |= {f"past_key_values.{part}": np.zeros(shape, np.float32) for part in parts}
+        for piece in pieces(tokens):
+            feeds = {
+                "input_ids": np.array([piece], np.int32),
+                "num_tokens": np.array([len(piece)], np.int32),
+                "logit_positions": np.arange(len(piece), dtype=np.int32)[None],
+            }
+            logits, *presents = self._session.run(
+                ["logits", "present_length", *(f"present.{part}" for part in parts)], feeds | state
+            )
+            state = dict(zip(state, presents, strict=True))
+            yield logits[0]
+
+
+def pieces(tokens: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (tokens[start : start + PIECE] for start in range(0, len(tokens), PIECE))
+
+
+def capacity(tokens: Sequence[int]) -> int:
+    """Of a cache that holds all pieces, the last one padded."""
+    return -(-len(tokens) // PIECE) * PIECE
+
+
+@dataclass(frozen=True)
+class Score:
+    """How ``found`` compares with what was ``expected`` over some positions.
+
+    ``kl`` is the mean Kullback-Leibler divergence of the next-token probabilities, in nats; ``top1`` the share of
+    positions where both have the same likeliest token; perplexities are of the text itself.
+    """
+
+    positions: int
+    kl: float
+    top1: float
+    perplexity: float
+    expected_perplexity: float
+
+
+def compare(expected: Reader, found: Reader, texts: Mapping[str, Sequence[int]]) -> dict[str, Score]:
+    """A score for each text, by its name."""
+    return {name: _score(expected.read(tokens), found.read(tokens), tokens) for name, tokens in texts.items()}
+
+
+def _score(expected: Iterator[Logits], found: Iterator[Logits], tokens: Sequence[int]) -> Score:
+    kl, same, losses, at = 0.0, 0.0, np.zeros(2), 0
+    for one, other in zip(expected, found, strict=True):
+        for start in range(0, len(one), _ROWS):
+            p, q = (log_softmax(logits[start : start + _ROWS]) for logits in (one, other))
+            each = divergence(p, q)
+            kl, same = kl + each[0] * len(p), same + each[1] * len(p)
+            following = np.array(tokens[at + 1 : at + 1 + len(p)], np.int64)
+            index = np.arange(len(following)), following
+            losses -= [p[index].sum(), q[index].sum()]
+            at += len(p)
+    expected_loss, loss = losses / max(1, len(tokens) - 1)
+    return Score(at, kl / at, same / at, math.exp(loss), math.exp(expected_loss))
+
+
+def divergence(p: NDArray[np.float64], q: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean divergence and top-1 agreement of log-probabilities [n, V]."""
+    kl = float(np.einsum("nv,nv->", np.exp(p), p - q)) / len(p)
+    return max(0.0, kl), float((p.argmax(-1) == q.argmax(-1)).mean())
+
+
+def log_softmax(logits: Logits) -> NDArray[np.float64]:
+    """In double precision: divergences of 1e-7 are sums of terms that cancel."""
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
+
+
+def score_json(scores: Mapping[str, Score]) -> dict[str, Any]:
+    """As manifests hold them, in three digits: more differ between machines and tell nothing."""
+    return {
+        name: {
+            key: float(f"{value:.3g}") if isinstance(value, float) else value for key, value in asdict(score).items()
+        }
+        for name, score in scores.items()
+    }
