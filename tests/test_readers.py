@@ -105,7 +105,7 @@ def readable() -> list[gguf.GGMLQuantizationType]:
 
 
 def blocks_of(kind: gguf.GGMLQuantizationType, shape: tuple[int, int]) -> np.ndarray:
-    """Normal numbers in blocks, or, where the gguf package cannot make them, bytes that no float16 in them is NaN by."""
+    """Normal numbers in blocks or, where the gguf package cannot make them, bytes that as float16 are all finite."""
     random = np.random.RandomState(0)
     try:
         return np.asarray(gguf.quantize(random.standard_normal(shape).astype(np.float32), kind))
