@@ -44,6 +44,7 @@ REFUSED_DTYPES = {
 }
 LEVEL_TOKENS, QUALITY_TOKENS = 128, 512  # of a text: that the accuracy level is chosen on, that quality is told of
 SHORTEST, LONGEST = 16, 8192  # of max_context: the least that parity can fill, and the default for long models
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANTISATION = re.compile(r"[.-](i?q\d\w*|bf16|f16|f32)$")  # what file names add to a model's name
 
 
@@ -144,7 +145,7 @@ def export(
 
 def slug(path: Path) -> str:
     """A model's name out of a file's: ``SmolLM2-135M-Instruct.Q4_1.gguf`` is ``smollm2-135m-instruct``."""
-    name = _QUANTISATION.sub("", path.resolve().name.lower().removesuffix(".gguf"))
+    name = _QUANTISATION.sub("", _PART.sub("", path.resolve().name.lower().removesuffix(".gguf")))
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
 
 

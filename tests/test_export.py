@@ -170,6 +170,7 @@ def test_a_gguf_gives_the_same_parameters(sources: dict[str, Path], tmp_path: Pa
     [
         ("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m-instruct"),
         ("gemma-3-270m-q4_k_m.gguf", "gemma-3-270m"),
+        ("Qwen3-Q8_0-00002-of-00003.gguf", "qwen3"),
         ("org/Some Model (v2)", "some-model-v2"),
         ("模型.gguf", "模型"),
         ("…", "model"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from diptych.jax_model import params
 from diptych.jax_model.families import FAMILIES
 from diptych.jax_model.families.table import expand
 from diptych.jax_model.readers import Checkpoint, open_checkpoint
+from diptych.jax_model.rope import frequencies
 
 Tensors = dict[str, NDArray[np.float32]]
 LLAMA, GEMMA = tiny.VARIANTS["llama-12-2"], tiny.VARIANTS["gemma3"]
@@ -124,20 +127,18 @@ def test_the_tables_read_backwards(model: tiny.Tiny, format: str, tmp_path: Path
     """Our values, split and rearranged by the reversed layouts, are the stored tensors again: all of them."""
     checkpoint = write(model, stored(model, format, tmp_path), format, tmp_path)
     config = params.configure(checkpoint)
-    found, again = values(checkpoint), {}
-    sizes = {**config.sizes(), "two": 2, "j": config.H // 2}
+    found, again, sizes = values(checkpoint), {}, config.sizes()
     for parameter in expand(FAMILIES[config.family].table, config):
-        start = 0
-        for source in parameter.sources:
-            gguf_file = format == "gguf"
-            left, right = (source.gguf_layout if gguf_file else source.layout).split("->")
+        filling, start = parameter.huggingface if format == "huggingface" else parameter.gguf, 0
+        assert filling is not None and filling.join is None
+        for source in filling.sources:
+            left, right = source.layout.split("->")
             letters = set(left.replace("(", " ").replace(")", " ").split())
-            shape = [checkpoint.tensors[source.gguf if gguf_file else source.hf].shape]
-            width = int(np.prod(shape[0])) // int(np.prod(parameter.shape(config)[:-1], dtype=int))
-            part = found[parameter.path][..., start : start + width] - np.float32(0 if gguf_file else source.hf_offset)
+            size = math.prod(checkpoint.tensors[source.name].shape)
+            width = size // math.prod(parameter.shape(config)[:-1])
+            part = found[parameter.path][..., start : start + width] - np.float32(source.offset)
             start += width
-            back = rearrange(part, f"{right} -> {left}", **{name: sizes[name] for name in letters})
-            again[source.gguf if gguf_file else source.hf] = back
+            again[source.name] = rearrange(part, f"{right} -> {left}", **{name: sizes[name] for name in letters})
     assert again.keys() == checkpoint.tensors.keys()
     for name, value in again.items():
         np.testing.assert_allclose(value, checkpoint.read(name), rtol=0, atol=1e-6, err_msg=name)
@@ -215,11 +216,16 @@ def test_what_does_not_fit_is_named_before_anything_is_read(name: str, tmp_path:
     assert "'llama'" in str(raised.value)
 
 
-def test_the_frequencies_of_llama3_are_not_silently_dropped(tmp_path: Path) -> None:
-    tensors = stored(LLAMA, "gguf", tmp_path) | {"rope_freqs.weight": np.ones(8, np.float32)}
-    checkpoint = as_gguf(LLAMA, tensors, tmp_path)
-    with pytest.raises(ValueError, match=r"'rope_freqs\.weight' \(it holds the frequencies of llama3 rope scaling"):
-        params.load(checkpoint)
+def test_frequencies_in_a_file_are_used_or_refused(tmp_path: Path) -> None:
+    """How a GGUF file carries llama3 scaling: a divisor for every pair. Not every architecture knows of it."""
+    divisors = {"rope_freqs.weight": np.arange(1, LLAMA.config["head_dim"] // 2 + 1, dtype=np.float32)}
+    config = params.configure(as_gguf(LLAMA, stored(LLAMA, "gguf", tmp_path) | divisors, tmp_path))
+    rope = config.layers[0].rope
+    assert rope is not None
+    scaled, plain = (frequencies(one, config.max_positions)[0] for one in (rope, replace(rope, scaling=None)))
+    np.testing.assert_allclose(scaled * divisors["rope_freqs.weight"], plain, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"does not know what gemma3\.rope\.factors means"):
+        as_gguf(GEMMA, stored(GEMMA, "gguf", tmp_path) | divisors, tmp_path)
 
 
 def test_a_buffer_that_follows_from_the_configuration_is_left_out(tmp_path: Path) -> None:
@@ -333,12 +339,13 @@ def test_smollm2_through_a_folder_is_the_same_bit_for_bit(smollm2_gguf: Path, tm
     config = params.configure(source)
     tensors: Tensors = {}
     for parameter in expand(FAMILIES[config.family].table, config):
-        for piece in parameter.sources:
-            value = source.read(piece.gguf)
-            heads = {"attn_q": config.N, "attn_k": config.K}.get(piece.gguf.split(".")[-2])
+        assert parameter.gguf is not None
+        for piece, ours in zip(parameter.gguf.sources, parameter.huggingface.sources, strict=True):
+            value = source.read(piece.name)
+            heads = {"attn_q": config.N, "attn_k": config.K}.get(piece.name.split(".")[-2])
             if heads:
                 value = value.reshape(heads, config.H // 2, 2, config.D).swapaxes(1, 2).reshape(value.shape)
-            tensors[piece.hf] = value
+            tensors[ours.name] = value
     names = {
         "hidden_size": config.D,
         "intermediate_size": config.F,

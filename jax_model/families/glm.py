@@ -7,8 +7,18 @@ from dataclasses import replace
 from diptych.jax_model.config import Config
 from diptych.jax_model.families import llama
 from diptych.jax_model.families.foreign import Foreign
-from diptych.jax_model.families.llama import ATTN_NORM, EMBED, FINAL_NORM, HEAD, MLP, MLP_NORM, OUT, qkv, qkv_bias
-from diptych.jax_model.families.phi import GATE_UP
+from diptych.jax_model.families.llama import (
+    ATTN_NORM,
+    EMBED,
+    FINAL_NORM,
+    GATE_UP,
+    HEAD,
+    MLP,
+    MLP_NORM,
+    OUT,
+    qkv,
+    qkv_bias,
+)
 from diptych.jax_model.families.table import row
 
 

@@ -135,6 +135,15 @@ MLP = (_mlp("gate", "weight", "f d -> d f"), _mlp("up", "weight", "f d -> d f"),
 MLP_BIASES = (_mlp("gate", "bias", "f -> f"), _mlp("up", "bias", "f -> f"), _mlp("down", "bias", "d -> d"))
 
 
+# Instead of the first two.
+GATE_UP = row(
+    "layers.{i}.mlp.gate_up",
+    "model.layers.{i}.mlp.gate_up_proj.weight",
+    "blk.{i}.ffn_up.weight",
+    "(two f) d -> d (two f)",
+)
+
+
 def qkv(*, interleaved: bool) -> Parameter:
     """The packed projection ``[D, (N + 2 K) H]``; ``interleaved`` says that GGUF reordered the rows of q and k."""
     return _packed("layers.{i}.attn.qkv", "weight", " d", "d ", interleaved)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from diptych.jax_model.config import Config, Layer
 from diptych.jax_model.families import llama
 from diptych.jax_model.families.foreign import Foreign
-from diptych.jax_model.families.llama import ATTN_NORM, EMBED, FINAL_NORM, HEAD, MLP_NORM, OUT
+from diptych.jax_model.families.llama import ATTN_NORM, EMBED, FINAL_NORM, GATE_UP, HEAD, MLP, MLP_NORM, OUT
+from diptych.jax_model.families.mistral import one_window
 from diptych.jax_model.families.table import Parameter, bias, row
 
 
@@ -30,9 +29,7 @@ def configure_phi(hf: Foreign) -> Config:
 
 def configure_phi3(hf: Foreign) -> Config:
     """A Phi-3 configuration (transformers ``Phi3Config``), with one window for all layers where it has one."""
-    config = llama.dense(hf, "phi3")
-    window = hf.find("sliding_window", int)
-    return replace(config, layers=tuple(replace(layer, window=window) for layer in config.layers))
+    return one_window(hf, llama.dense(hf, "phi3"))
 
 
 def _has_qk_norm(config: Config, layer: Layer | None) -> bool:
@@ -79,12 +76,6 @@ PHI_TABLE = (
     bias(HEAD),
 )
 
-GATE_UP = row(
-    "layers.{i}.mlp.gate_up",
-    "model.layers.{i}.mlp.gate_up_proj.weight",
-    "blk.{i}.ffn_up.weight",
-    "(two f) d -> d (two f)",
-)
 PHI3_TABLE = (
     EMBED,
     ATTN_NORM,
@@ -92,7 +83,7 @@ PHI3_TABLE = (
     OUT,
     MLP_NORM,
     GATE_UP,
-    llama.MLP[2],
+    MLP[2],
     FINAL_NORM,
     HEAD,
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from diptych.jax_model.config import Config
 from diptych.jax_model.families import llama
 from diptych.jax_model.families.foreign import Foreign
 from diptych.jax_model.families.llama import ATTN_NORM, EMBED, FINAL_NORM, HEAD, MLP_NORM, OUT, OUT_BIAS, qkv, qkv_bias
+from diptych.jax_model.families.mistral import one_window
 from diptych.jax_model.families.table import bias, row
 
 
@@ -25,8 +24,7 @@ def configure(hf: Foreign) -> Config:
         out_bias=biased,
         mlp_bias=biased,
     )
-    window = hf.find("sliding_window", int)
-    return replace(config, layers=tuple(replace(layer, window=window) for layer in config.layers))
+    return one_window(hf, config)
 
 
 _MLP = (

@@ -1,4 +1,4 @@
-"""GGUF files: the ``gguf`` package says what the blocks mean, our own strict header reader where they lie."""
+"""GGUF models: the ``gguf`` package says what the blocks mean, our own strict header reader where they lie."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from diptych.jax_model.families import Foreign
 from diptych.jax_model.readers import TensorInfo, plausible_layers
 from diptych.jax_model.readers.files import hashes, map_rows
-from diptych.jax_model.readers.gguf_header import Stored, read_header
 from diptych.jax_model.readers.gguf_metadata import translate
+from diptych.jax_model.readers.gguf_parts import Placed, read_whole
 from diptych.jax_model.readers.gguf_tokenizer import read_tokenizer
 from diptych.jax_model.tokenizers import TokenizerFiles
 
@@ -37,30 +37,22 @@ OPTIONAL = {
 
 
 class GgufCheckpoint:
-    """An open GGUF file. See :class:`diptych.jax_model.readers.Checkpoint`."""
+    """An open GGUF file, with all other parts if it is one. See :class:`diptych.jax_model.readers.Checkpoint`."""
 
     format: Literal["gguf"] = "gguf"
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._header = read_header(path)
-        self._refuse_parts()
+        self._whole = read_whole(path)
         self.tensors = {
-            name: TensorInfo(_without_units(stored.shape), stored.type.name)
-            for name, stored in self._header.tensors.items()
+            name: TensorInfo(_without_units(placed.stored.shape), placed.stored.type.name)
+            for name, placed in self._whole.tensors.items()
         }
         self.family, values = self._translated()
         self.config = Foreign(values, str(path))
 
-    def _refuse_parts(self) -> None:
-        parts = self._header.metadata.get("split.count", 1)
-        if parts != 1:
-            raise ValueError(
-                f"{self.path}: one of {parts} parts of a model; join them first (llama-gguf-split --merge)"
-            )
-
     def _translated(self) -> tuple[str, dict[str, Any]]:
-        metadata, origin = self._header.metadata, str(self.path)
+        metadata, origin = self._whole.metadata, str(self.path)
         for key, value in metadata.items():
             if key.endswith(".block_count"):
                 plausible_layers(value, len(self.tensors), origin)
@@ -74,7 +66,7 @@ class GgufCheckpoint:
 
     def _said_by_tensors(self) -> dict[str, Any]:
         """What the metadata leave to the tensors: which parts there are, and by what rope's pairs slow down."""
-        prefix = self._header.metadata.get("general.architecture", "")
+        prefix = self._whole.metadata.get("general.architecture", "")
         said: dict[str, Any] = {f"{prefix}.{key}": name in self.tensors for key, name in OPTIONAL.items()}
         for key, name in FACTORS.items():
             if name in self.tensors:
@@ -83,18 +75,18 @@ class GgufCheckpoint:
 
     def _tied(self) -> bool:
         """Whether one matrix serves as embedding and head: only one is stored, or both are the same bytes."""
-        embed, head = (self._header.tensors.get(name) for name in (EMBED, HEAD))
+        embed, head = (self._whole.tensors.get(name) for name in (EMBED, HEAD))
         if embed is None or head is None:
             return True
-        same_kind = (embed.shape, embed.type) == (head.shape, head.type)
-        return same_kind and _same_bytes(self.path, embed, head)
+        first, second = embed.stored, head.stored
+        return (first.shape, first.type) == (second.shape, second.type) and _same_bytes(embed, head)
 
     @functools.cached_property
     def tokenizer(self) -> TokenizerFiles:
-        return read_tokenizer(Foreign(self._header.metadata, str(self.path)))
+        return read_tokenizer(Foreign(self._whole.metadata, str(self.path)))
 
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
-        stored = self._header.tensors[name]
+        file, stored = self._whole.tensors[name].file, self._whole.tensors[name].stored
 
         def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
             try:
@@ -102,16 +94,16 @@ class GgufCheckpoint:
             except NotImplementedError:
                 version = importlib.metadata.version("gguf")
                 problem = f"is stored as {stored.type.name}, which gguf {version} cannot read"
-                raise ValueError(f"{self.path}: tensor {name!r} {problem}") from None
+                raise ValueError(f"{file}: tensor {name!r} {problem}") from None
 
-        return map_rows(self.path, stored.offset, self.tensors[name].shape, stored.nbytes, dequantize, rows)
+        return map_rows(file, stored.offset, self.tensors[name].shape, stored.nbytes, dequantize, rows)
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         stored = self._header.tensors[name]
         return np.memmap(self.path, np.uint8, "r", stored.offset, (stored.shape[0], stored.nbytes // stored.shape[0]))
 
     def provenance(self) -> dict[str, Any]:
-        return {"format": self.format, "files": hashes([self.path])}
+        return {"format": self.format, "files": hashes(self._whole.files)}
 
 
 def _without_units(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -120,11 +112,11 @@ def _without_units(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape[first:]
 
 
-def _same_bytes(path: Path, a: Stored, b: Stored) -> bool:
-    step = 1 << 22
-    for start in range(0, a.nbytes, step):
-        length = min(step, a.nbytes - start)
-        first, second = (np.memmap(path, np.uint8, "r", stored.offset + start, (length,)) for stored in (a, b))
+def _same_bytes(a: Placed, b: Placed) -> bool:
+    step, nbytes = 1 << 22, a.stored.nbytes
+    for start in range(0, nbytes, step):
+        length = min(step, nbytes - start)
+        first, second = (np.memmap(x.file, np.uint8, "r", x.stored.offset + start, (length,)) for x in (a, b))
         if not np.array_equal(first, second):
             return False
     return True

@@ -21,7 +21,7 @@ from diptych.jax_model.readers import TensorInfo, mxfp4, plausible_layers, suppo
 from diptych.jax_model.readers.files import hashes, map_rows, read_json
 from diptych.jax_model.readers.safetensors_header import CONVERTERS, Stored, read_header
 
-__all__ = ["HuggingFaceCheckpoint"]
+__all__ = ["HuggingFaceCheckpoint", "with_defaults"]
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
@@ -43,7 +43,7 @@ class HuggingFaceCheckpoint:
         if quantised := raw.get("quantization_config"):
             self._unpack(quantised.get("quant_method", "by an unnamed method"))
         plausible_layers(raw.get("num_hidden_layers"), len(self.tensors), str(path / CONFIG))
-        self.config = Foreign(_with_defaults(self.family, raw, path / CONFIG), str(path / CONFIG))
+        self.config = Foreign(with_defaults(self.family, raw, path / CONFIG), str(path / CONFIG))
 
     def _unpack(self, method: str) -> None:
         """Tensors in blocks under the names and shapes that the model knows. Raises ValueError on an unknown method."""
@@ -110,7 +110,7 @@ def _text_places(places: Mapping[str, tuple[Path, Stored]], whole: Multimodal, p
     return renamed
 
 
-def _with_defaults(family: str, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def with_defaults(family: str, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The configuration with whatever ``config.json`` leaves out filled in by transformers' class for the family."""
     with _quiet_transformers():
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
