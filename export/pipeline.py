@@ -24,6 +24,7 @@ from diptych.export.accuracy import LEVEL_4, set_accuracy_level, uses_blocks
 from diptych.export.artifact import WEIGHTS, assemble, describe_file, manifest, write_manifest, write_text
 from diptych.export.certificate import SKIPPED, Certificate, ParityError, Progress, quiet
 from diptych.export.lowering import TARGETS, Lowered, Program, lower
+from diptych.export.prompts import CALIBRATION, encode
 from diptych.jax_model import params as parameters
 from diptych.jax_model.blocks import pack
 from diptych.jax_model.config import Config
@@ -123,7 +124,7 @@ def export(
             with stages("verify"):
                 certificate = _certify(folder, source, output, force, stages.progress)
             content |= {"verification": certificate.to_json()}
-            if job.quantization.quantizer is not None:
+            if job.quantization.recipe is not None:
                 with stages("quality"):
                     content["quantization"]["quality"]["against_float"] = _against_float(folder, job, stages.progress)
             write_manifest(folder, content)
@@ -218,8 +219,12 @@ def _write(folder: Path, job: _Job, stages: _Stages) -> tuple[dict[str, Any], li
                 program, job.config, job.target, job.max_context, job.dtype, storage=job.quantization.storage
             )
         stages.progress("trace", len(PROGRAMS), len(PROGRAMS))
+    importance = {}
+    if job.quantization.recipe is not None and job.quantization.recipe.calibrated:
+        with stages("calibrate"):
+            importance = _importance(job)
     with stages("weights"):
-        slots, tensors = _write_weights(folder, job, _constants(lowered), stages.progress)
+        slots, tensors = _write_weights(folder, job, importance, _constants(lowered), stages.progress)
     with stages("graphs"):
         programs: dict[str, Any] = {
             program: _write_graph(folder, program, lowered[program], slots) for program in PROGRAMS
@@ -261,7 +266,11 @@ def _constants(lowered: Mapping[str, Lowered]) -> dict[str, NDArray[Any]]:
 
 
 def _write_weights(
-    folder: Path, job: _Job, constants: Mapping[str, NDArray[Any]], progress: Progress
+    folder: Path,
+    job: _Job,
+    importance: Mapping[str, NDArray[np.float32]],
+    constants: Mapping[str, NDArray[Any]],
+    progress: Progress,
 ) -> tuple[dict[str, weights.Slot], dict[str, Any]]:
     """Stream parameters and constants into one file; returns where each lies, and where each came from."""
     how = job.quantization
@@ -272,7 +281,8 @@ def _write_weights(
     tensors: dict[str, Any] = {}
 
     def values() -> Iterator[tuple[str, NDArray[Any]]]:
-        for path, value, sources in parameters.stream(job.checkpoint, job.config, how.storage, how.quantizer):
+        quantizer = None if how.recipe is None else how.recipe.quantizer(importance)
+        for path, value, sources in parameters.stream(job.checkpoint, job.config, how.storage, quantizer):
             tensors[path] = _provenance(specs[path], job.checkpoint, sources)
             yield path, value
             del value  # before the next one is read
@@ -282,6 +292,18 @@ def _write_weights(
             yield name, array
 
     return weights.write(folder / WEIGHTS, specs, values()), tensors
+
+
+def _importance(job: _Job) -> dict[str, NDArray[np.float32]]:
+    """How much errors count at each input of each matrix, from a text; nothing where no tokenizer can read it."""
+    from diptych.jax_model.calibrate import importance  # compiles and runs the model
+
+    try:
+        ids = encode(job.checkpoint.tokenizer.files["tokenizer.json"], CALIBRATION, job.config.V)
+    except FileNotFoundError:
+        return {}
+    params = parameters.load(job.checkpoint, job.config)
+    return importance(job.config, params, ids[: job.max_context], job.quantization.storage)
 
 
 def _whole_bytes(array: NDArray[Any]) -> NDArray[Any]:
@@ -314,7 +336,7 @@ def _describe_quantization(job: _Job, tensors: Mapping[str, Any]) -> dict[str, A
     )
     return {
         "scheme": how.scheme,
-        "recipe": how.recipe,
+        "recipe": "the checkpoint's own blocks, exactly" if how.recipe is None else how.recipe.name,
         "from": dict(sorted(carried.items())),
         "tensors": forms_to_json(how.storage),
     }
@@ -335,8 +357,9 @@ def _decode_level(
         probe = "probe"
         set_accuracy_level(lowered["prefill"].model, 4)
         _write_graph(folder, probe, lowered["prefill"], slots)
-        readers = [quality.OrtReader(job.config, folder / f"{name}.onnx") for name in ("prefill", probe)]
-        scores = quality.compare(*readers, quality.texts(folder, job.config.V, min(job.max_context, LEVEL_TOKENS)))
+        one, four = (quality.OrtReader(job.config, folder / f"{name}.onnx") for name in ("prefill", probe))
+        texts = quality.texts(folder, job.config.V, min(job.max_context, LEVEL_TOKENS))
+        scores = quality.compare(one, four, texts)
         (folder / f"{probe}.onnx").unlink()
         level = 4 if max(score.kl for score in scores.values()) <= LEVEL_4.value else 1
     if level != 1:

@@ -1,11 +1,14 @@
-"""The texts on which parity is checked: prose, languages, scripts, numbers, code; enough to cross a window of 512.
+"""The texts that parity and quality are checked on: prose, languages, scripts, numbers, code; enough to cross a window
+of 512 tokens.
 
 What matters is that they are text: random tokens leave a model in states that it never has in use.
 """
 
 from __future__ import annotations
 
-__all__ = ["CODE", "LONG", "QUESTION", "SHORT"]
+from tokenizers import Tokenizer
+
+__all__ = ["CALIBRATION", "CODE", "LONG", "QUESTION", "SHORT", "encode"]
 
 SHORT = """A diptych is two panels joined by a hinge. Name one that you know, say who painted it and when, and describe
 in two sentences what the left panel shows and what the right one shows."""
@@ -73,3 +76,26 @@ CODE = '''def merge(left: list[int], right: list[int]) -> list[int]:
 '''
 
 QUESTION = "The capital of France is"
+
+# Read before quantising, so none of the texts that quality is told of.
+CALIBRATION = """A good letter begins with the weather and ends with a request. My grandmother wrote two a week, one to
+her sister in Lisbon and one to the tax office, and kept carbon copies of both. "Dear Sirs," she would write, "it has
+rained since Tuesday, and I cannot find the form that you say you sent." In the summer of 1974 she bought a typewriter
+with a German keyboard, so that every z became a y; the tax office never complained. The total came to $1,284.50, due
+on 15 March.
+
+import numpy as np
+
+def softmax(x, axis=-1):
+    shifted = np.exp(x - x.max(axis=axis, keepdims=True))
+    return shifted / shifted.sum(axis=axis, keepdims=True)
+
+Wasser kocht bei 100 Grad. L'eau bout à cent degrés. Вода кипит при ста градусах. 水は百度で沸騰する。
+Question: What is the boiling point of water? Answer: It depends on the pressure; at sea level it is 100 °C.
+1. Fill the kettle. 2. Switch it on. 3. Wait.
+"""
+
+
+def encode(tokenizer: str, text: str, V: int) -> list[int]:
+    """The tokens of ``text`` by a ``tokenizer.json``, without those that a model of V tokens has no row for."""
+    return [i for i in Tokenizer.from_str(tokenizer).encode(text).ids if i < V]

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from diptych.export import prompts
 from diptych.jax_model.config import Config
@@ -42,9 +41,9 @@ def texts(folder: Path, V: int, limit: int) -> dict[str, list[int]]:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return {"arbitrary": [(7919 * i + 13) % V for i in range(limit)]}
-    tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    tokenizer = path.read_text(encoding="utf-8")
     named = {"prose": prompts.LONG, "code": prompts.CODE, "question": prompts.QUESTION}
-    return {name: [i for i in tokenizer.encode(text).ids if i < V][:limit] for name, text in named.items()}
+    return {name: prompts.encode(tokenizer, text, V)[:limit] for name, text in named.items()}
 
 
 class Reader(Protocol):

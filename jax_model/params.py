@@ -228,14 +228,15 @@ class _Filled:
     def blocks(
         self, checkpoint: Checkpoint, forms: tuple[Form, ...], quantizer: Quantizer | None
     ) -> Blocks | list[Blocks]:
+        path = self.parameter.path
         if quantizer is None:
             parts = list(kept(checkpoint, self.sources, forms, self.sizes))
         elif len(forms) == 1:
             value = self.value(checkpoint)
-            parts = [quantizer(outputs_first(self.parameter.path, value), forms[0])]
+            parts = [quantizer(path, outputs_first(path, value), forms[0])]
         else:
             pieces = (self._piece(checkpoint, source) for source in self.sources)
-            parts = [quantizer(piece.T, form) for piece, form in zip(pieces, forms, strict=True)]
+            parts = [quantizer(path, piece.T, form) for piece, form in zip(pieces, forms, strict=True)]
         return parts[0] if len(forms) == 1 else parts
 
     def _piece(self, checkpoint: Checkpoint, source: Source) -> NDArray[np.float32]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,18 +33,25 @@ class Recipe:
     """Which form each matrix takes: that of the first pattern that its path matches, and none where none does.
 
     Queries, keys and values are matched apart, as ``layers.0.attn.q`` and so on.  ``search`` tries several ranges for
-    each block and takes the one that loses least; without it, every block takes its own range.
+    each block and takes the one that loses least; without it, every block takes its own range.  ``calibrated`` counts
+    an error by how large the inputs are that meet it on a text: the search then needs the float model once.
     """
 
     name: str
     forms: tuple[tuple[str, Form], ...]
     search: bool = True
+    calibrated: bool = True
 
     def form(self, path: str) -> Form | None:
         return next((form for pattern, form in self.forms if fnmatch.fnmatchcase(path, pattern)), None)
 
-    def quantizer(self, matrix: _F32, form: Form) -> Blocks:
-        return quantize(matrix, form, search=self.search)
+    def quantizer(self, importance: Mapping[str, _F32]) -> Quantizer:
+        """What makes blocks; ``importance`` has what :func:`quantize` takes, by path, of any or no matrices."""
+
+        def make(path: str, matrix: _F32, form: Form) -> Blocks:
+            return quantize(matrix, form, search=self.search, importance=importance.get(path))
+
+        return make
 
 
 _INT4, _CENTRED4, _INT8 = Form(4, 32, zero_points=True), Form(4, 32), Form(8, 32)
@@ -53,15 +60,17 @@ _INT4, _CENTRED4, _INT8 = Form(4, 32, zero_points=True), Form(4, 32), Form(8, 32
 # `v` lose most for their size; 8 bits lose nothing that shows.
 RECIPES = {
     "int4": Recipe(
-        "4 bits with zero points, error-minimising; embedding, head, down and v at 8 bits",
+        "4 bits with zero points, errors weighted by inputs; embedding, head, down and v at 8 bits",
         (("embed", _INT8), ("head", _INT8), ("*.down", _INT8), ("*.v", _INT8), ("*", _INT4)),
     ),
-    "int8": Recipe("8 bits", (("*", _INT8),), search=False),
+    "int8": Recipe("8 bits", (("*", _INT8),), search=False, calibrated=False),
     "int4-body": Recipe(
-        "4 bits with zero points, error-minimising; embedding and head at 8 bits",
+        "4 bits with zero points, errors weighted by inputs; embedding and head at 8 bits",
         (("embed", _INT8), ("head", _INT8), ("*", _INT4)),
     ),
-    "int4-nearest": Recipe("4 bits, centred, rounded to the nearest", (("*", _CENTRED4),), search=False),
+    "int4-nearest": Recipe(
+        "4 bits, centred, rounded to the nearest", (("*", _CENTRED4),), search=False, calibrated=False
+    ),
 }
 
 # Packed projections of several forms all take the widest when that costs fewer bytes than a decode step reads in the
@@ -71,12 +80,11 @@ _WORTH_TWO_NODES = 1 << 19
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a checkpoint's parameters are stored. ``quantizer`` is None where they are its own blocks, or floats."""
+    """How a checkpoint's parameters are stored. ``recipe`` is None where they are its own blocks, or floats."""
 
     scheme: str
-    recipe: str
     storage: Storage
-    quantizer: Quantizer | None
+    recipe: Recipe | None = None
 
 
 def plan(checkpoint: Checkpoint, config: Config, scheme: str | Recipe | None) -> Quantization:
@@ -85,20 +93,19 @@ def plan(checkpoint: Checkpoint, config: Config, scheme: str | Recipe | None) ->
     Raises ValueError for an unknown scheme, and for ``"keep"`` where there is nothing to keep.
     """
     if isinstance(scheme, Recipe):
-        return Quantization(scheme.name, scheme.name, store(scheme, config), scheme.quantizer)
+        return Quantization("recipe", store(scheme, config), scheme)
     if scheme not in (None, *SCHEMES):
         raise ValueError(f"unknown quantisation {scheme!r}; known: {', '.join(SCHEMES)}")
     if scheme in ("int4", "int8"):
-        recipe = RECIPES[scheme]
-        return Quantization(scheme, recipe.name, store(recipe, config), recipe.quantizer)
+        return Quantization(scheme, store(RECIPES[scheme], config), RECIPES[scheme])
     own = {} if scheme == "none" or checkpoint.format != "gguf" else keep(checkpoint, config)
     if own:
-        return Quantization("keep", "the checkpoint's own blocks, exactly", own, None)
+        return Quantization("keep", own)
     if scheme == "keep":
         raise ValueError(
             f"{checkpoint.path}: there are no blocks of integers to keep; quantise with int4 or int8, or use none"
         )
-    return Quantization("none", "", {}, None)
+    return Quantization("none", {})
 
 
 def store(recipe: Recipe, config: Config) -> Storage:
@@ -194,7 +201,8 @@ class _Fitted:
     def error(self, values: _F32, weights: _F32) -> _F32:
         """Squared, of each block, [n, 1]."""
         difference = self.scale * (self.q - self.zero) - values
-        return np.einsum("nb,nb,nb->n", difference, difference, weights)[:, None]
+        squares: _F32 = np.einsum("nb,nb,nb->n", difference, difference, weights)[:, None]
+        return squares
 
 
 def _range(values: _F32, form: Form, shrink: float) -> _Fitted:

@@ -39,8 +39,8 @@ class Form:
 # Parameters that are blocks, by path: one form, or one for each of several parts that cannot be one matrix.
 Storage: TypeAlias = Mapping[str, tuple[Form, ...]]
 
-# What makes blocks of a matrix of floats [out, in].
-Quantizer: TypeAlias = Callable[[NDArray[np.float32], Form], Blocks]
+# What makes blocks of a parameter's matrix of floats [out, in].
+Quantizer: TypeAlias = Callable[[str, NDArray[np.float32], Form], Blocks]
 
 # The last words of the paths of matrices that the model applies or looks up through blocks, and where they lie.
 _MATRICES = {"": ("embed", "head"), "attn": ("qkv", "out"), "mlp": ("gate", "up", "gate_up", "down")}

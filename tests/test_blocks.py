@@ -26,6 +26,7 @@ from diptych.export.parity import TOLERANCES, verify
 from diptych.export.pipeline import ExportReport, export
 from diptych.jax_model import blocks, params, quantize, storage
 from diptych.jax_model.blocks import FORMATS, Blocks
+from diptych.jax_model.calibrate import importance
 from diptych.jax_model.decoder import Cache, decode, prefill
 from diptych.jax_model.quantize import RECIPES, Recipe
 from diptych.jax_model.readers import open_checkpoint
@@ -123,7 +124,8 @@ def test_searching_never_loses_more(seed: int, form: Form, mean: float) -> None:
 
     def lost(*, search: bool) -> NDArray[np.float32]:
         difference = meaning(quantize.quantize(matrix, form, search=search)) - matrix
-        return np.square(difference).reshape(-1, form.block).sum(-1)
+        squares: NDArray[np.float32] = np.square(difference).reshape(-1, form.block).sum(-1)
+        return squares
 
     assert (lost(search=True) <= lost(search=False) * (1 + 1e-4)).all()
     assert lost(search=True).sum() < lost(search=False).sum()
@@ -143,13 +145,13 @@ def test_a_constant_matrix(form: Form, value: float, search: bool) -> None:
 def test_what_is_important_is_met_better(seed: int) -> None:
     random = np.random.default_rng(seed)
     matrix = random.normal(size=(40, 64)).astype(np.float32)
-    importance = np.square(random.normal(size=64) * 3).astype(np.float32)
+    weights = np.square(random.normal(size=64) * 3).astype(np.float32)
 
-    def lost(weights: NDArray[np.float32] | None) -> float:
-        difference = meaning(quantize.quantize(matrix, NEW_FORMS[0], search=True, importance=weights)) - matrix
-        return float((np.square(difference) * importance).sum())
+    def lost(given: NDArray[np.float32] | None) -> float:
+        difference = meaning(quantize.quantize(matrix, NEW_FORMS[0], search=True, importance=given)) - matrix
+        return float((np.square(difference) * weights).sum())
 
-    assert lost(importance) < lost(None)
+    assert lost(weights) < lost(None)
 
 
 def test_what_is_not_finite_is_refused() -> None:
@@ -179,8 +181,19 @@ def test_forms_survive_json() -> None:
             storage.from_json(malformed)
 
 
+def test_importance_is_the_mean_square_of_inputs() -> None:
+    tree, tokens = random_params(LLAMA), [5, 9, 2, 60]
+    found = importance(LLAMA, tree, tokens, quantize.store(RECIPES["int4"], LLAMA))
+    assert set(found) == {f"layers.{i}.{name}" for i in range(2) for name in MATRICES} | {"head"}
+    x = np.asarray(tree["embed"])[tokens]
+    x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + LLAMA.norm_eps) * np.asarray(tree["layers"][0]["attn_norm"])
+    expected = np.square(x).mean(0)
+    np.testing.assert_allclose(found["layers.0.attn.qkv"], expected / expected.mean() + 1e-3, rtol=1e-4)
+
+
 # ------------------------------------------------------------------------------------------------------------ the model
 
+MATRICES = ("attn.qkv", "attn.out", "mlp.gate", "mlp.up", "mlp.down")
 MIXED = Recipe(
     "every form that there is",
     (("*.q", Form(4, 32)), ("*.k", Form(4, 16, zero_points=True)), ("*.v", Form(8, 32)), ("*.up", Form(2, 16)),
