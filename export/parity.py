@@ -339,7 +339,7 @@ def _weights_of(source: str | Path, manifest: Manifest, config: Config) -> tuple
     are from the checkpoint's.
     """
     checkpoint = open_checkpoint(source)
-    if parameters.configure(checkpoint) != config:
+    if parameters.configure(checkpoint, manifest.max_context) != config:
         raise ValueError(f"{manifest.folder} was made from another model than {source}: their configurations differ")
     storage, scheme = _storage(manifest)
     kept = scheme in ("none", "keep")

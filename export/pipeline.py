@@ -31,6 +31,7 @@ from diptych.jax_model.config import Config
 from diptych.jax_model.quantize import Quantization, Recipe
 from diptych.jax_model.quantize import plan as plan_quantization
 from diptych.jax_model.readers import Checkpoint, open_checkpoint
+from diptych.jax_model.rope import LongRope
 from diptych.jax_model.storage import to_json as forms_to_json
 
 __all__ = ["ExportReport", "export"]
@@ -106,7 +107,8 @@ def export(
     or a :class:`Recipe`; by default ``"keep"`` where there are blocks, else ``"none"``.
     ``accuracy_level`` is that of decode's products with blocks: 1 computes in float32, 4 rounds activations to 8 bits,
     which is faster; by default 4 where that is measured to change next to nothing, else 1.
-    ``max_context`` is the longest sequence that the artifact serves: by default the model's own, at most 8192.
+    ``max_context`` is the longest sequence that the artifact serves: by default the model's own, at most 8192 (and for
+    LongRoPE at most the original length, see :func:`_default_context`).
     ``force`` replaces an artifact that is there, and keeps one that failed its verification, marked as failed.
     ``name`` is what the manifest calls it, by default the source's name.
 
@@ -195,8 +197,20 @@ class _Job:
             raise ValueError(f"max_context must be between {SHORTEST} and the model's own {longest}, not {max_context}")
         name = slug(Path(source)) if name is None else name
         quantization = plan_quantization(checkpoint, config, quantize)
-        max_context = max_context or min(longest, LONGEST)
+        max_context = max_context or _default_context(config)
+        config = parameters.configure(checkpoint, max_context)
         return cls(checkpoint, config, target, DTYPES[dtype], quantization, accuracy_level, max_context, name)
+
+
+def _default_context(config: Config) -> int:
+    """The model's own limit, at most :data:`LONGEST`; for LongRoPE the length up to which it computes as first trained.
+
+    Its two lists of divisors make two models: one serves sequences up to ``original`` tokens exactly, the other all
+    lengths.  Which one is made, ``max_context`` decides.
+    """
+    scalings = (layer.rope.scaling for layer in config.layers if layer.rope is not None)
+    twofold = [scaling for scaling in scalings if isinstance(scaling, LongRope) and scaling.short != scaling.long]
+    return min(config.max_positions, LONGEST, *(scaling.original for scaling in twofold))
 
 
 def _check_options(target: str, dtype: str, accuracy_level: int | None) -> None:

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 __all__ = ["FORMATS", "Blocks", "concatenate", "dequantize", "from_gguf", "pack", "unpack"]
 
 Leaf: TypeAlias = Any  # a JAX or NumPy array, or the shape of one
-_U8 = NDArray[np.uint8]
-_F32 = NDArray[np.float32]
+_U8 = NDArray[Any]  # uint8, which NumPy's types turn into signed integers at every step
+_F32 = NDArray[Any]  # float32
 
 
 @struct.dataclass
@@ -44,8 +44,8 @@ class Blocks:
     packed: Leaf
     scale: Leaf
     shift: Leaf | None
-    bits: int = struct.field(pytree_node=False)
-    block: int = struct.field(pytree_node=False)
+    bits: int = struct.field(pytree_node=False)  # type: ignore[no-untyped-call]
+    block: int = struct.field(pytree_node=False)  # type: ignore[no-untyped-call]
     zero: Leaf | None = None
 
     @property
@@ -75,7 +75,7 @@ def unpack(packed: Array, bits: int) -> Array:
     if bits == 8:
         return packed
     shifts = jnp.arange(0, 8, bits, dtype=jnp.uint8)
-    digits = (packed[..., None] >> shifts) & jnp.uint8((1 << bits) - 1)
+    digits: Array = (packed[..., None] >> shifts) & jnp.uint8((1 << bits) - 1)
     return digits.reshape(*packed.shape[:-1], packed.shape[-1] * (8 // bits))
 
 
@@ -86,7 +86,7 @@ def dequantize(packed: Array, scale: Array, shift: Array | None, zero: Array | N
         points = unpack(zero[:, None, :], bits)[:, 0, : packed.shape[1]]
         middle = points.astype(jnp.float32)[..., None]
     centred = unpack(packed, bits).astype(jnp.float32) - middle
-    values = centred * scale[..., None]
+    values: Array = centred * scale[..., None]
     if shift is not None:
         values = values + (shift.T / jnp.float32(packed.shape[-1] * 8 // bits))[..., None]
     return values.reshape(packed.shape[0], -1)
@@ -193,8 +193,7 @@ def _q5_k(raw: _U8) -> tuple[_U8, _F32, _F32]:
 
 
 def _q6_k(raw: _U8) -> tuple[_U8, _F32, None]:
-    low = raw[:, :128].reshape(len(raw), 2, 64)
-    low = np.concatenate([low & 15, low >> 4], axis=-1).reshape(len(raw), 256)
+    low = _nibbles(raw[:, :128].reshape(len(raw), 2, 64)).reshape(len(raw), 256)
     high = _quarters(raw[:, 128:192]) << 4
     scales = raw[:, 192:208].view(np.int8).astype(np.float32)
     return low | high, _half(raw[:, 208:210]) * scales, None

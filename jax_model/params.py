@@ -55,9 +55,14 @@ _UNSUPPORTED = {
 }
 
 
-def configure(checkpoint: Checkpoint) -> Config:
-    """The checkpoint's architecture. Raises ValueError when its configuration is incomplete, unknown or at odds."""
+def configure(checkpoint: Checkpoint, max_context: int | None = None) -> Config:
+    """The checkpoint's architecture, for at most ``max_context`` tokens (by default the model's limit).
+
+    Raises ValueError when its configuration is incomplete, unknown or at odds.
+    """
     config = FAMILIES[checkpoint.family].configure(checkpoint.config)
+    if max_context is not None and not config.learned_positions:  # those are a matrix with a row for each position
+        config = replace(config, max_positions=min(max_context, config.max_positions))
     if config.N % config.K:
         raise ValueError(
             f"{checkpoint.path}: {config.N} query heads cannot be shared out among {config.K} key/value heads"

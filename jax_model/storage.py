@@ -15,7 +15,7 @@ from diptych.jax_model.blocks import Blocks
 from diptych.jax_model.config import Config
 from diptych.jax_model.families import FAMILIES
 from diptych.jax_model.families.table import Parameter, Source, expand
-from diptych.jax_model.readers import Checkpoint
+from diptych.jax_model.readers import Checkpoint, StoresBlocks
 
 __all__ = ["Form", "Quantizer", "Storage", "from_json", "holds_matrix", "keep", "kept", "to_json"]
 
@@ -67,7 +67,9 @@ def from_json(data: Any) -> Storage:
 
 def keep(checkpoint: Checkpoint, config: Config) -> Storage:
     """The storage that carries the checkpoint's own blocks with nothing lost; what has none stays float."""
-    storage = {}
+    storage: dict[str, tuple[Form, ...]] = {}
+    if not isinstance(checkpoint, StoresBlocks):
+        return storage
     for parameter in expand(FAMILIES[config.family].table, config):
         forms = _own_forms(parameter, checkpoint, config)
         if forms and holds_matrix(parameter.path):
@@ -96,6 +98,7 @@ def kept(
     checkpoint: Checkpoint, sources: tuple[Source, ...], forms: tuple[Form, ...], sizes: Mapping[str, int]
 ) -> Iterator[Blocks]:
     """The checkpoint's blocks of one parameter, one for each form."""
+    assert isinstance(checkpoint, StoresBlocks), f"{checkpoint.path} holds no blocks"
     parts = []
     for source in sources:
         order = row_order(source.layout, sizes)

@@ -29,7 +29,7 @@ from diptych.jax_model.blocks import FORMATS, Blocks
 from diptych.jax_model.calibrate import importance
 from diptych.jax_model.decoder import Cache, decode, prefill
 from diptych.jax_model.quantize import RECIPES, Recipe
-from diptych.jax_model.readers import open_checkpoint
+from diptych.jax_model.readers import StoresBlocks, open_checkpoint
 from diptych.jax_model.storage import Form
 from random_models import GEMMA, LLAMA, random_params
 
@@ -89,6 +89,7 @@ def test_real_models_are_carried_exactly(model: str, request: pytest.FixtureRequ
     checkpoint = open_checkpoint(request.getfixturevalue(model))
     found = {name: info for name, info in checkpoint.tensors.items() if info.dtype in FORMATS}
     assert len(found) > 100
+    assert isinstance(checkpoint, StoresBlocks)
     for name, info in found.items():
         matrix = blocks.from_gguf(np.array(checkpoint.raw(name)[:64]), info.dtype)
         assert np.array_equal(meaning(matrix), checkpoint.read(name, slice(0, 64))), name

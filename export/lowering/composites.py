@@ -82,8 +82,8 @@ def _dequantize_linear(ctx: Context, packed: Operand, scale: Operand, *offsets: 
     if not shift:
         return values
     apart = Aval((rows, blocks, block), out.dtype)
-    each = ctx.op("Mul", shift[0], np.array(1 / block, np.float32), like=Aval((blocks, rows), out.dtype))
-    each = ctx.graph.unsqueeze(ctx.graph.transpose(each, (blocks, rows), (1, 0)), [2])
+    scaled = ctx.op("Mul", shift[0], np.array(1 / block, np.float32), like=Aval((blocks, rows), out.dtype))
+    each = ctx.graph.unsqueeze(ctx.graph.transpose(scaled, (blocks, rows), (1, 0)), [2])
     shifted = ctx.op("Add", ctx.graph.reshape(values, out.shape, apart.shape), each, like=apart)
     return ctx.graph.reshape(shifted, apart.shape, out.shape)
 

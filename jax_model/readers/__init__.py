@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from diptych.jax_model.families import FAMILIES, MULTIMODAL, Foreign
 if TYPE_CHECKING:
     from diptych.jax_model.tokenizers import TokenizerFiles
 
-__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
+__all__ = ["Checkpoint", "StoresBlocks", "TensorInfo", "open_checkpoint"]
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,6 @@ class Checkpoint(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Every tensor in the checkpoint, by its own name."""
 
-    def raw(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor stored in blocks, [rows, bytes of a row]. Only GGUF files have such tensors."""
-
     @property
     def tokenizer(self) -> TokenizerFiles:
         """Made on first use. Raises ValueError or FileNotFoundError when there is none that can be used."""
@@ -63,6 +60,14 @@ class Checkpoint(Protocol):
 
     def provenance(self) -> dict[str, Any]:
         """``{"format", "files": {name: {"sha256", "bytes"}}}``; reads every file once."""
+
+
+@runtime_checkable
+class StoresBlocks(Protocol):
+    """A checkpoint whose tensors may lie in blocks of integers, which can be carried as they are."""
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a matrix stored in blocks, [rows, bytes of a row]."""
 
 
 def open_checkpoint(source: str | Path) -> Checkpoint:

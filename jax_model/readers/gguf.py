@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,8 +100,9 @@ class GgufCheckpoint:
         return map_rows(file, stored.offset, self.tensors[name].shape, stored.nbytes, dequantize, rows)
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        stored = self._header.tensors[name]
-        return np.memmap(self.path, np.uint8, "r", stored.offset, (stored.shape[0], stored.nbytes // stored.shape[0]))
+        file, stored = self._whole.tensors[name].file, self._whole.tensors[name].stored
+        rows = math.prod(stored.shape[:-1])
+        return np.memmap(file, np.uint8, "r", stored.offset, (rows, stored.nbytes // rows))
 
     def provenance(self) -> dict[str, Any]:
         return {"format": self.format, "files": hashes(self._whole.files)}
