@@ -45,7 +45,7 @@ TINY_CASES = [(name, "huggingface") for name in tiny.VARIANTS] + [(name, "gguf")
 @pytest.mark.parametrize(("name", "form"), TINY_CASES)
 def test_tiny_checkpoint(name: str, form: str, tmp_path: Path) -> None:
     """Ragged rows, prompts in chunks of 40, then decoding: all in one batch."""
-    write: Callable[..., Path] = {"huggingface": tiny.write_huggingface, "gguf": tiny.write_gguf}[form]
+    write = tiny.write_huggingface if form == "huggingface" else tiny.write_gguf
     config, params = load(open_checkpoint(write(tiny.VARIANTS[name], tmp_path / f"{name}.gguf")))
     stored = samples.load(name)
     compare(stored, run(in_jax(config, params), stored, chunk=40), TINY_TOLERANCE)
