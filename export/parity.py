@@ -63,15 +63,16 @@ def verify(
     artifact: str | Path,
     *,
     source: str | Path | None = None,
+    adapters: Sequence[tuple[str | Path, float]] = (),
     steps: int | None = None,
     progress: Progress | None = None,
 ) -> Certificate:
     """Check an artifact: its files against their hashes, then ONNX Runtime against JAX over ``steps`` decode steps.
 
-    JAX's weights are those of ``source``, the checkpoint, and the artifact's must equal them exactly; without a source
-    they are the artifact's own.  ``steps`` is 32, or half of a very short context.  Raises FileNotFoundError where
-    there is no artifact, ValueError where it is malformed, was made from another model than ``source``, or has no room
-    for ``steps``.
+    JAX's weights are those of ``source``, the checkpoint with ``adapters`` merged, and the artifact's must equal them
+    exactly; without a source they are the artifact's own.  ``steps`` is 32, or half of a very short context.  Raises
+    FileNotFoundError where there is no artifact, ValueError where it is malformed, was made from another model than
+    ``source``, or has no room for ``steps``.
     """
     folder = Path(artifact)
     manifest = Manifest.open(folder)
@@ -81,7 +82,7 @@ def verify(
     config = Config.from_json(manifest.data["config"])
     plan = Plan.make(_tokenizer(folder), config.V, manifest.max_context, steps)
     with jax.default_device(jax.devices("cpu")[0]):
-        params, weights = _own_weights(folder) if source is None else _weights_of(source, folder, config)
+        params, weights = _own_weights(folder) if source is None else _weights_of(source, adapters, folder, config)
         expected = list(_counted(_trajectory(JaxRunner(config, params, plan), plan), "JAX", plan, progress or quiet))
         del params
     chosen = [greedy(step.logits_BPV) for step in expected]
@@ -293,9 +294,11 @@ def _own_weights(folder: Path) -> tuple[parameters.Params, list[Check]]:
     return parameters.read_safetensors(folder / WEIGHTS), []
 
 
-def _weights_of(source: str | Path, folder: Path, config: Config) -> tuple[parameters.Params, list[Check]]:
+def _weights_of(
+    source: str | Path, adapters: Sequence[tuple[str | Path, float]], folder: Path, config: Config
+) -> tuple[parameters.Params, list[Check]]:
     """The checkpoint's parameters, and whether the artifact's are the same ones."""
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, adapters)
     if parameters.configure(checkpoint) != config:
         raise ValueError(f"{folder} was made from another model than {source}: their configurations differ")
     leaves: dict[str, jax.Array] = {}

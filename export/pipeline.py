@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,14 +80,16 @@ def export(
     target: str = "ort",
     dtype: str = "fp32",
     max_context: int | None = None,
+    adapters: Sequence[tuple[str | Path, float]] = (),
     verify: bool = True,
     force: bool = False,
     name: str | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Export a ``.gguf`` file or a Hugging Face folder to the artifact folder ``output``.
+    """Export a ``.gguf`` file, a Hugging Face folder or an Orbax checkpoint to the artifact folder ``output``.
 
     ``max_context`` is the longest sequence that the artifact serves: by default the model's own, at most 8192.
+    ``adapters`` are LoRA folders and their weights, merged into the model's matrices.
     ``force`` replaces an artifact that is there, and keeps one that failed its verification, marked as failed.
     ``name`` is what the manifest calls it, by default the source's name.
 
@@ -98,12 +100,12 @@ def export(
     _check_options(target, dtype)
     stages = _Stages(progress or quiet)
     with assemble(output, force=force) as folder:
-        job = _Job.open(source, target, dtype, max_context, name)
+        job = _Job.open(source, adapters, target, dtype, max_context, name)
         content, warnings = _write(folder, job, stages)
         certificate = None
         if verify:
             with stages("verify"):
-                certificate = _certify(folder, source, output, force, stages.progress)
+                certificate = _certify(folder, source, adapters, output, force, stages.progress)
             content |= {"verification": certificate.to_json()}
             write_manifest(folder, content)
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
@@ -153,8 +155,16 @@ class _Job:
     name: str
 
     @classmethod
-    def open(cls, source: str | Path, target: str, dtype: str, max_context: int | None, name: str | None) -> _Job:
-        checkpoint = open_checkpoint(source)
+    def open(
+        cls,
+        source: str | Path,
+        adapters: Sequence[tuple[str | Path, float]],
+        target: str,
+        dtype: str,
+        max_context: int | None,
+        name: str | None,
+    ) -> _Job:
+        checkpoint = open_checkpoint(source, adapters)
         config = parameters.configure(checkpoint)
         longest = config.max_positions
         if max_context is not None and not SHORTEST <= max_context <= longest:
@@ -313,10 +323,17 @@ def _known(token_id: int | None, V: int) -> int | None:
 # ------------------------------------------------------------------------------------------------------------- the end
 
 
-def _certify(folder: Path, source: str | Path, output: str | Path, force: bool, progress: Progress) -> Certificate:
+def _certify(
+    folder: Path,
+    source: str | Path,
+    adapters: Sequence[tuple[str | Path, float]],
+    output: str | Path,
+    force: bool,
+    progress: Progress,
+) -> Certificate:
     from diptych.export import parity  # compiles and runs the model: an unverified export does without
 
-    certificate = parity.verify(folder, source=source, progress=progress)
+    certificate = parity.verify(folder, source=source, adapters=adapters, progress=progress)
     if certificate.status == "failed" and not force:
         raise ParityError(output, certificate)
     return certificate
