@@ -130,7 +130,7 @@ def test_what_tests_and_tools_import_is_declared() -> None:
     declared = import_names(PROJECT["project"]["dependencies"] + extras["export"] + extras["dev"])
     files = [path for folder in ("tests", "tools") for path in (ROOT / folder).rglob("*.py")]
     ours = {path.stem for path in files} | {"reference"}
-    brought_along = {"torch", "huggingface_hub"}  # by the extra `reference`, which few install, and by transformers
+    brought_along = {"torch"}  # by the extra `reference`, which few install
     for path in files:
         assert third_party(path) <= declared | ours | brought_along, path.relative_to(ROOT)
 

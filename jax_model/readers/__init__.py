@@ -67,7 +67,8 @@ class Checkpoint(Protocol):
 
 def open_checkpoint(source: str | Path, adapters: Iterable[tuple[str | Path, float]] = ()) -> Checkpoint:
     """Open a ``.gguf`` file, a Hugging Face folder, an Orbax checkpoint (its folder, a step's, or that of the steps, of
-    which the last counts) or an artifact.
+    which the last counts) or an artifact; what is none of them but has the form ``owner/name`` or
+    ``owner/name@revision`` is fetched from the Hugging Face Hub, see :mod:`diptych.jax_model.readers.hub`.
 
     ``adapters`` are LoRA folders and their weights, merged into what is read; see :mod:`diptych.jax_model.adapters`.
 
@@ -85,6 +86,7 @@ def open_checkpoint(source: str | Path, adapters: Iterable[tuple[str | Path, flo
 def _open(source: str | Path) -> Checkpoint:
     from diptych.jax_model.readers.artifact import MANIFEST, ArtifactCheckpoint
     from diptych.jax_model.readers.gguf import GgufCheckpoint
+    from diptych.jax_model.readers.hub import fetch, is_repository
     from diptych.jax_model.readers.huggingface import HuggingFaceCheckpoint
     from diptych.jax_model.readers.orbax import OrbaxCheckpoint, find_item
 
@@ -99,6 +101,8 @@ def _open(source: str | Path) -> Checkpoint:
         raise ValueError(f"{path}: weights alone are no checkpoint; name the folder that holds them and config.json")
     if path.is_file():
         return GgufCheckpoint(path)
+    if is_repository(source):
+        return HuggingFaceCheckpoint(fetch(source))
     raise FileNotFoundError(
         f"{source}: no such file or folder; expected a .gguf file, a Hugging Face folder, an Orbax checkpoint or an "
         "artifact"

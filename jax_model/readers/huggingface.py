@@ -23,7 +23,7 @@ from diptych.jax_model.readers.packed import unpack
 from diptych.jax_model.readers.safetensors_header import CONVERTERS, Stored, elements, read_header
 from diptych.jax_model.readers.tensor_parts import Packed
 
-__all__ = ["HuggingFaceCheckpoint", "with_defaults"]
+__all__ = ["CONFIG", "INDEX", "HuggingFaceCheckpoint", "weight_files", "with_defaults"]
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
@@ -153,6 +153,11 @@ def _places(folder: Path) -> dict[str, tuple[Path, Stored]]:
     if (folder / INDEX).is_file():
         _check_index(folder, places)
     return places
+
+
+def weight_files(folder: Path) -> list[str]:
+    """The names of the files that hold weights, or a pattern, as far as a folder that still lacks them can say."""
+    return sorted(set(_weight_map(folder).values())) if (folder / INDEX).is_file() else [SINGLE, "model-*.safetensors"]
 
 
 def _shards(folder: Path) -> list[Path]:

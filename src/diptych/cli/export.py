@@ -19,7 +19,9 @@ def export(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="A .gguf file, a Hugging Face folder or an Orbax checkpoint.", show_default=False
+            metavar="SOURCE",
+            help="A .gguf file, a Hugging Face folder, a Hub id or an Orbax checkpoint.",
+            show_default=False,
         ),
     ],
     output: Annotated[
