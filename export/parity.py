@@ -30,7 +30,7 @@ from diptych.export.stored import Stored, max_abs_error
 from diptych.jax_model import params as parameters
 from diptych.jax_model.config import Config
 from diptych.jax_model.decoder import Cache, decode, prefill
-from diptych.jax_model.readers import open_checkpoint
+from diptych.jax_model.readers import Checkpoint, open_checkpoint
 from diptych.jax_model.storage import Storage
 from diptych.jax_model.storage import from_json as forms_from_json
 from diptych.runtime.manifest import Manifest
@@ -74,15 +74,16 @@ def verify(
     artifact: str | Path,
     *,
     source: str | Path | None = None,
+    adapters: Sequence[tuple[str | Path, float]] = (),
     steps: int | None = None,
     progress: Progress | None = None,
 ) -> Certificate:
     """Check an artifact: its files against their hashes, then ONNX Runtime against JAX over ``steps`` decode steps.
 
-    JAX's weights are those of ``source``, the checkpoint, and the artifact's must equal them exactly; without a
-    source, or where the artifact was quantised, they are the artifact's own.  ``steps`` is 32, or half of a very short
-    context.  Raises FileNotFoundError where there is no artifact, ValueError where it is malformed, was made from
-    another model than ``source``, or has no room for ``steps``.
+    JAX's weights are those of ``source``, the checkpoint with ``adapters`` merged, and the artifact's must equal them
+    exactly; without a source, or where the artifact was quantised, they are the artifact's own.  ``steps`` is 32, or
+    half of a very short context.  Raises FileNotFoundError where there is no artifact, ValueError where it is
+    malformed, was made from another model than ``source``, or has no room for ``steps``.
     """
     folder = Path(artifact)
     manifest = Manifest.open(folder)
@@ -92,7 +93,10 @@ def verify(
     config = Config.from_json(manifest.data["config"])
     plan = Plan.make(_tokenizer(folder), config.V, manifest.max_context, steps)
     with jax.default_device(jax.devices("cpu")[0]):
-        params, weights = _own_weights(manifest, config) if source is None else _weights_of(source, manifest, config)
+        if source is None:
+            params, weights = _own_weights(manifest, config)
+        else:
+            params, weights = _weights_of(open_checkpoint(source, adapters), manifest, config)
         expected = list(_counted(_trajectory(JaxRunner(config, params, plan), plan), "JAX", plan, progress or quiet))
         del params
     chosen = [greedy(step.logits_BPV) for step in expected]
@@ -332,15 +336,15 @@ def _own_weights(manifest: Manifest, config: Config) -> tuple[parameters.Params,
     return parameters.dense(parameters.read_safetensors(manifest.folder / WEIGHTS, config, storage)), []
 
 
-def _weights_of(source: str | Path, manifest: Manifest, config: Config) -> tuple[parameters.Params, list[Check]]:
+def _weights_of(checkpoint: Checkpoint, manifest: Manifest, config: Config) -> tuple[parameters.Params, list[Check]]:
     """The parameters that the artifact should have, and whether it has them.
 
     Those are the checkpoint's; but where the artifact was quantised, they are its own, and the check says how far they
     are from the checkpoint's.
     """
-    checkpoint = open_checkpoint(source)
     if parameters.configure(checkpoint, manifest.max_context) != config:
-        raise ValueError(f"{manifest.folder} was made from another model than {source}: their configurations differ")
+        made = f"{manifest.folder} was made from another model than {checkpoint.path}"
+        raise ValueError(f"{made}: their configurations differ")
     storage, scheme = _storage(manifest)
     kept = scheme in ("none", "keep")
     stored = Stored(manifest.folder, storage, kept=kept)

@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,12 +96,13 @@ def export(
     quantize: str | Recipe | None = None,
     accuracy_level: int | None = None,
     max_context: int | None = None,
+    adapters: Sequence[tuple[str | Path, float]] = (),
     verify: bool = True,
     force: bool = False,
     name: str | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Export a ``.gguf`` file or a Hugging Face folder to the artifact folder ``output``.
+    """Export a ``.gguf`` file, a Hugging Face folder or an Orbax checkpoint to the artifact folder ``output``.
 
     ``quantize`` is ``"keep"`` (the checkpoint's own blocks of integers, exactly), ``"int4"``, ``"int8"``, ``"none"``
     or a :class:`Recipe`; by default ``"keep"`` where there are blocks, else ``"none"``.
@@ -109,6 +110,7 @@ def export(
     which is faster; by default 4 where that is measured to change next to nothing, else 1.
     ``max_context`` is the longest sequence that the artifact serves: by default the model's own, at most 8192 (and for
     LongRoPE at most the original length, see :func:`_default_context`).
+    ``adapters`` are LoRA folders and their weights, merged into the model's matrices.
     ``force`` replaces an artifact that is there, and keeps one that failed its verification, marked as failed.
     ``name`` is what the manifest calls it, by default the source's name.
 
@@ -119,12 +121,12 @@ def export(
     _check_options(target, dtype, accuracy_level)
     stages = _Stages(progress or quiet)
     with assemble(output, force=force) as folder:
-        job = _Job.open(source, target, dtype, quantize, accuracy_level, max_context, name)
+        job = _Job.open(source, adapters, target, dtype, quantize, accuracy_level, max_context, name)
         content, warnings = _write(folder, job, stages)
         certificate = None
         if verify:
             with stages("verify"):
-                certificate = _certify(folder, source, output, force, stages.progress)
+                certificate = _certify(folder, source, adapters, output, force, stages.progress)
             content |= {"verification": certificate.to_json()}
             if job.quantization.recipe is not None:
                 with stages("quality"):
@@ -183,6 +185,7 @@ class _Job:
     def open(
         cls,
         source: str | Path,
+        adapters: Sequence[tuple[str | Path, float]],
         target: str,
         dtype: str,
         quantize: str | Recipe | None,
@@ -190,7 +193,7 @@ class _Job:
         max_context: int | None,
         name: str | None,
     ) -> _Job:
-        checkpoint = open_checkpoint(source)
+        checkpoint = open_checkpoint(source, adapters)
         config = parameters.configure(checkpoint)
         longest = config.max_positions
         if max_context is not None and not SHORTEST <= max_context <= longest:
@@ -460,10 +463,17 @@ def _known(token_id: int | None, V: int) -> int | None:
 # ------------------------------------------------------------------------------------------------------------- the end
 
 
-def _certify(folder: Path, source: str | Path, output: str | Path, force: bool, progress: Progress) -> Certificate:
+def _certify(
+    folder: Path,
+    source: str | Path,
+    adapters: Sequence[tuple[str | Path, float]],
+    output: str | Path,
+    force: bool,
+    progress: Progress,
+) -> Certificate:
     from diptych.export import parity  # compiles and runs the model: an unverified export does without
 
-    certificate = parity.verify(folder, source=source, progress=progress)
+    certificate = parity.verify(folder, source=source, adapters=adapters, progress=progress)
     if certificate.status == "failed" and not force:
         raise ParityError(output, certificate)
     return certificate

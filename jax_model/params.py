@@ -35,6 +35,7 @@ __all__ = [
     "configure",
     "dense",
     "fill",
+    "filling_of",
     "flatten",
     "load",
     "outputs_first",
@@ -60,7 +61,9 @@ def configure(checkpoint: Checkpoint, max_context: int | None = None) -> Config:
 
     Raises ValueError when its configuration is incomplete, unknown or at odds.
     """
-    config = FAMILIES[checkpoint.family].configure(checkpoint.config)
+    config = checkpoint.config
+    if not isinstance(config, Config):
+        config = FAMILIES[checkpoint.family].configure(config)
     if max_context is not None and not config.learned_positions:  # those are a matrix with a row for each position
         config = replace(config, max_positions=min(max_context, config.max_positions))
     if config.N % config.K:
@@ -223,6 +226,7 @@ class _Filled:
     sources: tuple[Source, ...]
     join: str | None
     sizes: Mapping[str, int]
+    shape: tuple[int, ...]  # the parameter's own
 
     def value(self, checkpoint: Checkpoint) -> NDArray[np.float32]:
         values = [self._piece(checkpoint, source) for source in self.sources]
@@ -252,6 +256,8 @@ class _Filled:
 
     def stored_shape(self, source: Source) -> tuple[int, ...]:
         """The shape that a source must have. A joined one is what remains of the join behind the axis that counts."""
+        if self.join is None and not source.layout:
+            return self.shape
         if self.join is None:
             return shape_of(source.layout.split("->")[0], self.sizes)
         return shape_of(self.join.split("->")[0], self.sizes)[1:]
@@ -286,7 +292,7 @@ def _plan(checkpoint: Checkpoint, config: Config) -> list[_Filled]:
 
 
 def _fill(parameter: Parameter, checkpoint: Checkpoint, config: Config, stand_in: Mapping[str, str]) -> _Filled:
-    filling = _filling(parameter, checkpoint, config)
+    filling = filling_of(parameter, checkpoint, config)
     if filling is None:
         raise ValueError(f"{checkpoint.path}: {parameter.path} of family {config.family!r} has no name in GGUF files")
 
@@ -295,11 +301,13 @@ def _fill(parameter: Parameter, checkpoint: Checkpoint, config: Config, stand_in
         return replace(source, name=stand_in[source.name]) if absent else source
 
     sources = tuple(map(found, filling.sources))
-    return _Filled(parameter, sources, filling.join, config.sizes(parameter.layer))
+    return _Filled(parameter, sources, filling.join, config.sizes(parameter.layer), parameter.shape(config))
 
 
-def _filling(parameter: Parameter, checkpoint: Checkpoint, config: Config) -> Filling | None:
+def filling_of(parameter: Parameter, checkpoint: Checkpoint, config: Config) -> Filling | None:
     """Where the parameter comes from, under the names that this checkpoint uses."""
+    if isinstance(checkpoint.config, Config):
+        return Filling((Source(parameter.path, ""),))
     filling, prefix = parameter.filling(checkpoint.format), FAMILIES[config.family].prefix
     if filling is None or any(name.startswith(prefix) for name in checkpoint.tensors):
         return filling
@@ -309,7 +317,7 @@ def _filling(parameter: Parameter, checkpoint: Checkpoint, config: Config) -> Fi
 
 def _embed_and_head(checkpoint: Checkpoint, config: Config) -> tuple[str, str]:
     """The stored names of the two matrices that a tied model has one of."""
-    fillings = {one.path: _filling(one, checkpoint, config) for one in FAMILIES[config.family].table}
+    fillings = {one.path: filling_of(one, checkpoint, config) for one in FAMILIES[config.family].table}
     embed, head = (fillings.get(path) for path in ("embed", "head"))
     return embed.sources[0].name if embed else "", head.sources[0].name if head else ""
 

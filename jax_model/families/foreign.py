@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 
@@ -15,6 +15,10 @@ class Foreign:
     def __init__(self, data: Mapping[str, Any], origin: str) -> None:
         self._data = data
         self.origin = origin
+
+    def keys(self) -> Set[str]:
+        """Every key that is there with a value."""
+        return {key for key, value in self._data.items() if value is not None}
 
     def need(self, key: str, kind: type = object) -> Any:
         """The value of ``key``. Raises ValueError when it is absent, null or not a ``kind``."""

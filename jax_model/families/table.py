@@ -33,7 +33,7 @@ __all__ = [
     "shape_of",
 ]
 
-Format: TypeAlias = Literal["huggingface", "gguf"]
+Format: TypeAlias = Literal["huggingface", "gguf", "orbax", "artifact"]
 When: TypeAlias = Callable[[Config, Layer | None], bool]
 
 
@@ -66,7 +66,7 @@ class Parameter:
 
     def filling(self, format: Format) -> Filling | None:
         """Where the parameter comes from in a checkpoint of a format."""
-        return self.huggingface if format == "huggingface" else self.gguf
+        return self.gguf if format == "gguf" else self.huggingface
 
     def shape(self, config: Config) -> tuple[int, ...]:
         """The leaf's shape: the right-hand sides of the layouts, in the sizes of ``config``."""

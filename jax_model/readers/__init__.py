@@ -1,20 +1,23 @@
 """Checkpoints behind one interface: names, shapes, one tensor at a time, a configuration, a tokenizer.
 
-A checkpoint is a ``.gguf`` file or a Hugging Face folder.  Opening one reads headers only, and checks them strictly: a
-file that is cut short, damaged or not what its name says is refused with its name, its size and the likely reason.
+A checkpoint is a ``.gguf`` file, a Hugging Face folder, an Orbax checkpoint or an artifact.  Opening one reads headers
+only, and checks them strictly: a file that is cut short, damaged or not what its name says is refused with its name,
+its size and the likely reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.jax_model.config import Config
 from diptych.jax_model.families import FAMILIES, MULTIMODAL, Foreign
+from diptych.jax_model.families.table import Format
 
 if TYPE_CHECKING:
     from diptych.jax_model.tokenizers import TokenizerFiles
@@ -37,15 +40,15 @@ class Checkpoint(Protocol):
     def path(self) -> Path: ...
 
     @property
-    def format(self) -> Literal["gguf", "huggingface"]: ...
+    def format(self) -> Format: ...
 
     @property
     def family(self) -> str:
         """Hugging Face's ``model_type``, known to be in ``FAMILIES``."""
 
     @property
-    def config(self) -> Foreign:
-        """The configuration under Hugging Face's keys."""
+    def config(self) -> Foreign | Config:
+        """The configuration under Hugging Face's keys; or ours, where the tensors have our paths and layout as well."""
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -70,23 +73,48 @@ class StoresBlocks(Protocol):
         """The bytes of a matrix stored in blocks, [rows, bytes of a row]."""
 
 
-def open_checkpoint(source: str | Path) -> Checkpoint:
-    """Open a ``.gguf`` file or a Hugging Face folder.
+def open_checkpoint(source: str | Path, adapters: Iterable[tuple[str | Path, float]] = ()) -> Checkpoint:
+    """Open a ``.gguf`` file, a Hugging Face folder, an Orbax checkpoint (its folder, a step's, or that of the steps, of
+    which the last counts) or an artifact; what is none of them but has the form ``owner/name`` or
+    ``owner/name@revision`` is fetched from the Hugging Face Hub, see :mod:`diptych.jax_model.readers.hub`.
+
+    ``adapters`` are LoRA folders and their weights, merged into what is read; see :mod:`diptych.jax_model.adapters`.
 
     Raises FileNotFoundError when there is nothing there or a needed file is missing, and ValueError when a file is
-    damaged or the architecture is not supported.
+    damaged, the architecture is not supported or an adapter does not fit.
     """
+    checkpoint = _open(source)
+    if adapters := list(adapters):
+        from diptych.jax_model.adapters import Adapted
+
+        return Adapted(checkpoint, adapters)
+    return checkpoint
+
+
+def _open(source: str | Path) -> Checkpoint:
+    from diptych.jax_model.readers.artifact import MANIFEST, ArtifactCheckpoint
     from diptych.jax_model.readers.gguf import GgufCheckpoint
+    from diptych.jax_model.readers.hub import fetch, is_repository
     from diptych.jax_model.readers.huggingface import HuggingFaceCheckpoint
+    from diptych.jax_model.readers.orbax import OrbaxCheckpoint, find_item
 
     path = Path(source)
+    if find_item(path) is not None:
+        return OrbaxCheckpoint(path)
+    if (path / MANIFEST).is_file():
+        return ArtifactCheckpoint(path)
     if path.is_dir():
         return HuggingFaceCheckpoint(path)
     if path.suffix == ".safetensors" and path.is_file():
         raise ValueError(f"{path}: weights alone are no checkpoint; name the folder that holds them and config.json")
     if path.is_file():
         return GgufCheckpoint(path)
-    raise FileNotFoundError(f"{source}: no such file or folder; expected a .gguf file or a Hugging Face folder")
+    if is_repository(source):
+        return HuggingFaceCheckpoint(fetch(source))
+    raise FileNotFoundError(
+        f"{source}: no such file or folder; expected a .gguf file, a Hugging Face folder, an Orbax checkpoint or an "
+        "artifact"
+    )
 
 
 def supported(family: object, origin: str) -> str:

@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from diptych.jax_model import tokenizers
 from diptych.jax_model.families import MULTIMODAL, Foreign, Multimodal
-from diptych.jax_model.readers import TensorInfo, mxfp4, plausible_layers, supported
+from diptych.jax_model.readers import TensorInfo, plausible_layers, supported
 from diptych.jax_model.readers.files import hashes, map_rows, read_json
-from diptych.jax_model.readers.safetensors_header import CONVERTERS, Stored, read_header
+from diptych.jax_model.readers.packed import unpack
+from diptych.jax_model.readers.safetensors_header import CONVERTERS, Stored, elements, read_header
+from diptych.jax_model.readers.tensor_parts import Packed
 
-__all__ = ["HuggingFaceCheckpoint", "with_defaults"]
+__all__ = ["CONFIG", "INDEX", "HuggingFaceCheckpoint", "weight_files", "with_defaults"]
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
@@ -40,46 +42,41 @@ class HuggingFaceCheckpoint:
         self.family = supported(raw.get("model_type"), str(path / CONFIG))
         self._places = _places(path) if whole is None else _text_places(_places(path), whole, path)
         self.tensors = {name: TensorInfo(stored.shape, stored.dtype) for name, (_, stored) in self._places.items()}
-        if quantised := raw.get("quantization_config"):
-            self._unpack(quantised.get("quant_method", "by an unnamed method"))
+        self._packed = self._unpack(raw.get("quantization_config"))
         plausible_layers(raw.get("num_hidden_layers"), len(self.tensors), str(path / CONFIG))
         self.config = Foreign(with_defaults(self.family, raw, path / CONFIG), str(path / CONFIG))
 
-    def _unpack(self, method: str) -> None:
-        """Tensors in blocks under the names and shapes that the model knows. Raises ValueError on an unknown method."""
-        if method != mxfp4.METHOD:
-            problem = f"these weights are quantised already ({method}); name the unquantised model"
-            raise ValueError(f"{self.path / CONFIG}: {problem}")
-        for name in sorted(mxfp4.pairs(self.tensors)):
-            blocks, scales = (self.tensors.pop(name + part).shape for part in (mxfp4.BLOCKS, mxfp4.SCALES))
-            if len(blocks) != 4 or blocks != (*scales, 16):
-                raise ValueError(f"{self.path}: {name!r} has blocks {blocks}, which do not fit its scales {scales}")
-            E, rows, groups, _ = blocks
-            self.tensors[name] = TensorInfo((E, 32 * groups, rows), "MXFP4")
+    def _unpack(self, settings: object) -> dict[str, Packed]:
+        """Put packed tensors in the place of their parts. Raises ValueError on what :func:`unpack` does not know."""
+        if settings is None:
+            return {}
+        if not isinstance(settings, dict):
+            raise ValueError(f"{self.path / CONFIG}: 'quantization_config' should be an object, found {settings!r}")
+        packed = unpack(Foreign(settings, str(self.path / CONFIG)), self.tensors)
+        parts = {part for one in packed.values() for part in one.parts}
+        self.tensors = {name: info for name, info in self.tensors.items() if name not in parts}
+        for name in packed:
+            if name in self.tensors:
+                raise ValueError(f"{self.path}: tensor {name!r} is stored both packed and as it is")
+        self.tensors |= {name: one.info for name, one in packed.items()}
+        return packed
 
     @functools.cached_property
     def tokenizer(self) -> tokenizers.TokenizerFiles:
         return tokenizers.from_folder(self.path)
 
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
-        if name not in self._places:
-            return self._read_blocks(name, rows)
+        if name in self._packed:
+            return self._packed[name].read(self._raw, rows or slice(None))
         file, stored = self._places[name]
         if stored.dtype not in CONVERTERS:
             known = ", ".join(CONVERTERS)
             raise ValueError(f"{file}: tensor {name!r} is stored as {stored.dtype}; weights may be stored as {known}")
         return map_rows(file, stored.offset, stored.shape, stored.nbytes, CONVERTERS[stored.dtype], rows)
 
-    def _read_blocks(self, name: str, rows: slice | None) -> NDArray[np.float32]:
-        E, columns, height = self.tensors[name].shape
-        parts = []
-        for part, width, convert in ((mxfp4.BLOCKS, 32, mxfp4.halves), (mxfp4.SCALES, 1, mxfp4.powers)):
-            file, stored = self._places[name + part]
-            shape = (E, height, columns // 32, width)
-            parts.append(map_rows(file, stored.offset, shape, stored.nbytes, convert, rows))
-        values, scales = parts
-        values *= scales
-        return values.reshape(-1, height, columns).swapaxes(1, 2)
+    def _raw(self, name: str) -> NDArray[Any]:
+        file, stored = self._places[name]
+        return elements(file, stored)
 
     def provenance(self) -> dict[str, Any]:
         shards = {file for file, _ in self._places.values()}
@@ -156,6 +153,11 @@ def _places(folder: Path) -> dict[str, tuple[Path, Stored]]:
     if (folder / INDEX).is_file():
         _check_index(folder, places)
     return places
+
+
+def weight_files(folder: Path) -> list[str]:
+    """The names of the files that hold weights, or a pattern, as far as a folder that still lacks them can say."""
+    return sorted(set(_weight_map(folder).values())) if (folder / INDEX).is_file() else [SINGLE, "model-*.safetensors"]
 
 
 def _shards(folder: Path) -> list[Path]:

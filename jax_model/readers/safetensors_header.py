@@ -51,6 +51,19 @@ CONVERTERS: Mapping[str, Callable[[NDArray[np.uint8]], NDArray[np.float32]]] = {
 }
 
 
+_ELEMENTS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2"}
+
+
+def elements(path: Path, stored: Stored) -> NDArray[Any]:
+    """A tensor as it lies in the file, mapped; bfloat16 widened, other types that NumPy does not know as bytes."""
+    if stored.nbytes == 0:
+        return np.zeros(stored.shape, np.float32)
+    mapped = np.memmap(path, np.uint8, "r", stored.offset, (stored.nbytes,))
+    if stored.dtype == "BF16":
+        return _widen_bfloat16(mapped).reshape(stored.shape)
+    return mapped.view(_ELEMENTS.get(stored.dtype, "u1")).reshape(stored.shape)
+
+
 def read_header(path: Path) -> dict[str, Stored]:
     """Every tensor of ``path``. Raises :class:`Damaged`, a ValueError, on anything out of place."""
     size = check_start(path)

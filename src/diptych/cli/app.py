@@ -18,6 +18,7 @@ import typer
 from diptych import __version__
 from diptych.cli.bench import bench
 from diptych.cli.chat import chat
+from diptych.cli.convert import convert
 from diptych.cli.errors import UsageError, explain
 from diptych.cli.export import export
 from diptych.cli.inspect import inspect
@@ -48,7 +49,7 @@ def diptych(
     """Pretrained decoder-only language models as two compiled programs, prefill and decode."""
 
 
-for command in (export, verify, run, chat, inspect, bench):
+for command in (export, convert, verify, run, chat, inspect, bench):
     app.command()(command)
 
 

@@ -8,7 +8,9 @@ import typer
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 # The import names that the extra `export` brings.
-EXPORT_EXTRA = frozenset({"jax", "flax", "onnx_ir", "transformers", "safetensors", "gguf", "einops", "ml_dtypes"})
+EXPORT_EXTRA = frozenset(
+    ("jax", "flax", "orbax", "onnx_ir", "transformers", "huggingface_hub", "safetensors", "gguf", "einops", "ml_dtypes")
+)
 
 
 def explain(error: Exception) -> str | None:

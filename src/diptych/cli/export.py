@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from diptych.cli.console import print_json, progress_bars, show
-from diptych.cli.options import Json
+from diptych.cli.options import Adapters, Json, parse_adapters
 from diptych.cli.parity import parity_table, quantization_table
 
 Target = Literal["ort", "onnx", "primitive"]
@@ -18,7 +18,12 @@ Quantize = Literal["keep", "int4", "int8", "none"]
 
 def export(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A .gguf file or a Hugging Face folder.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A .gguf file, a Hugging Face folder, a Hub id or an Orbax checkpoint.",
+            show_default=False,
+        ),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The artifact folder to make.", show_default=False)
@@ -46,6 +51,7 @@ def export(
     max_context: Annotated[
         int | None, typer.Option("--max-context", min=1, help="Longest sequence; default: the model's, at most 8192.")
     ] = None,
+    adapter: Adapters = None,
     name: Annotated[str | None, typer.Option("--name", help="The artifact's name; default: the source's.")] = None,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check ONNX Runtime against JAX.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an artifact that is there.")] = False,
@@ -64,6 +70,7 @@ def export(
                 quantize=quantize,
                 accuracy_level=accuracy_level,
                 max_context=max_context,
+                adapters=parse_adapters(adapter),
                 name=name,
                 verify=verify,
                 force=force,

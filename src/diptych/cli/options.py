@@ -24,4 +24,23 @@ System = Annotated[str | None, typer.Option("--system", help="The system message
 SessionsOption = Annotated[
     Sessions, typer.Option("--sessions", help="One session for both phases needs about half the memory.")
 ]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option("--adapter", metavar="FOLDER[=WEIGHT]", help="Merge a LoRA adapter (PEFT's format); repeatable."),
+]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads of the runtime; default: its choice.")]
+
+
+def parse_adapters(given: list[str] | None) -> list[tuple[str | Path, float]]:
+    """``FOLDER[=WEIGHT]`` as pairs; the weight is 1 by default. Raises ValueError when it is no number."""
+    return [_adapter(one) for one in given or ()]
+
+
+def _adapter(given: str) -> tuple[str | Path, float]:
+    folder, equals, weight = given.rpartition("=")
+    if not equals or Path(given).is_dir():
+        return given, 1.0
+    try:
+        return folder, float(weight)
+    except ValueError:
+        raise ValueError(f"--adapter {given}: expected FOLDER or FOLDER=WEIGHT, and {weight!r} is no number") from None
