@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from diptych.export.artifact import assemble, write_text
 from diptych.export.certificate import Progress, quiet
 from diptych.jax_model import params as parameters
@@ -45,7 +47,7 @@ def convert(
         count = len(parameters.flatten(parameters.abstract(config)))
         leaves = {}
         for path, value, _ in parameters.stream(checkpoint, config):
-            leaves[path] = value
+            leaves[path] = np.ascontiguousarray(value)  # what it was a view of can go
             report("read", len(leaves), count)
         write_tree(folder, parameters.unflatten(leaves))
         write_text(folder, CONFIG, json.dumps(config.to_json(), indent=2, allow_nan=False) + "\n")

@@ -85,6 +85,8 @@ def verify(
     half of a very short context.  Raises FileNotFoundError where there is no artifact, ValueError where it is
     malformed, was made from another model than ``source``, or has no room for ``steps``.
     """
+    if adapters and source is None:
+        raise ValueError("adapters change a source: name the one that the artifact was made from as well")
     folder = Path(artifact)
     manifest = Manifest.open(folder)
     files = _check_files(manifest)

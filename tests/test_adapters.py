@@ -274,6 +274,7 @@ def test_the_command_line(source: Path, tmp_path: Path, capsys: pytest.CaptureFi
     verify = ["verify", str(artifact), "--source", str(source), "--steps", "4"]
     assert main([*verify, "--adapter", f"{folder}=0.5"]) == 0
     assert main(verify) == 1
+    assert main(["verify", str(artifact), "--adapter", str(folder)]) == 2
     capsys.readouterr()
     assert main([*export, f"{folder}=much", "--force"]) == 2
     assert "'much' is no number" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import save_file
 
 import diptych
 import tiny
@@ -218,6 +219,22 @@ def test_inspect_for_people(call: Call, source: str) -> None:
     for part in ("llama", "2 see everything", "4 query, 2 key/value, of 16", "<|im_end|> (2)", "tokens"):
         assert part in out
     assert ("parity" in out) == (source == "artifact")
+
+
+def test_inspect_says_what_an_export_would_refuse(call: Call, tmp_path: Path) -> None:
+    folder = tiny.write_huggingface(MODEL, tmp_path / "model")
+    tensors = MODEL.tensors()
+    gone = tensors.pop("model.norm.weight")
+    save_file({**tensors, "model.extra": gone.astype("float64")}, folder / "model.safetensors")
+    (folder / "tokenizer.json").write_text("{}")
+    code, out, err = call("inspect", str(folder), "--json")
+    assert (code, err) == (0, "")
+    tensors_problem, type_problem, tokenizer_problem = json.loads(out)["refused"]
+    assert "'model.norm.weight' (for final_norm)" in tensors_problem and "'model.extra'" in tensors_problem
+    assert "stored as F64" in type_problem
+    assert "tokenizer" in tokenizer_problem
+    assert "refused" in call("inspect", str(folder))[1]
+    assert json.loads(call("inspect", "{checkpoint}", "--json")[1])["refused"] == []
 
 
 class Keyboard:

@@ -36,6 +36,18 @@ LLAMA3_SCALING = {
 LLAMA31 = replace(LLAMA, config={**LLAMA.config, "rope_scaling": LLAMA3_SCALING})
 GEMMA3 = tiny.gemma3(heads=(4, 2), layers=14, width=64, ffn=96)  # two blocks of six, and two layers that remain
 GEMMA3_SMALL = tiny.gemma3(heads=(4, 2), layers=3, width=64, ffn=96)
+GEMMA2 = replace(
+    GEMMA3_SMALL,
+    config={**GEMMA3_SMALL.config, "model_type": "gemma2", "attn_logit_softcapping": 50.0},
+    shapes={
+        name: shape for name, shape in GEMMA3_SMALL.shapes.items() if "q_norm" not in name and "k_norm" not in name
+    },
+)
+GEMMA1 = replace(
+    GEMMA2,
+    config={**GEMMA2.config, "model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"},
+    shapes={name: shape for name, shape in GEMMA2.shapes.items() if "feedforward" not in name},
+)
 GEMMA3_MHA = tiny.gemma3(heads=(4, 4), layers=2, width=64, ffn=96)
 
 
@@ -119,15 +131,19 @@ def gemma(model: tiny.Tiny, *, transposed: bool = True) -> Tree:
         gating = np.stack([tensors[f"{old}.mlp.{name}_proj.weight"] for name in ("gate", "up")])
         tree[f"{new}/mlp/gating_einsum"] = {"w": gating if transposed else gating.swapaxes(1, 2)}
         tree[f"{new}/mlp/linear"] = {"w": tensors[f"{old}.mlp.down_proj.weight"].T}
-        for theirs, name in (
+        norms: tuple[tuple[str, str], ...] = (
             ("attn/_query_norm", "self_attn.q_norm"),
             ("attn/_key_norm", "self_attn.k_norm"),
             ("pre_attention_norm", "input_layernorm"),
             ("post_attention_norm", "post_attention_layernorm"),
             ("pre_ffw_norm", "pre_feedforward_layernorm"),
             ("post_ffw_norm", "post_feedforward_layernorm"),
-        ):
-            tree[f"{new}/{theirs}"] = {"scale": tensors[f"{old}.{name}.weight"]}
+        )
+        if config["model_type"] == "gemma":
+            norms = (norms[2], ("pre_ffw_norm", "post_attention_layernorm"))
+        for theirs, name in norms:
+            if f"{old}.{name}.weight" in tensors:
+                tree[f"{new}/{theirs}"] = {"scale": tensors[f"{old}.{name}.weight"]}
     return tree
 
 
@@ -143,6 +159,8 @@ TREES: dict[str, tuple[tiny.Tiny, Callable[[], Tree], float]] = {  # with the re
     "gemma": (GEMMA3_SMALL, lambda: gemma(GEMMA3_SMALL), 0.0),
     "gemma, nested": (GEMMA3_SMALL, lambda: nested(gemma(GEMMA3_SMALL)), 0.0),
     "gemma, gate the other way round": (GEMMA3_SMALL, lambda: gemma(GEMMA3_SMALL, transposed=False), 0.0),
+    "gemma, the first": (GEMMA1, lambda: gemma(GEMMA1, transposed=False), 0.0),
+    "gemma, the second": (GEMMA2, lambda: gemma(GEMMA2, transposed=False), 0.0),
     "gemma, q, k and v in one": (GEMMA3_MHA, lambda: gemma(GEMMA3_MHA), 0.0),
 }  # fmt: skip
 
@@ -183,6 +201,24 @@ def test_published_trees(name: str, tmp_path: Path) -> None:
     found = save(tree(), tmp_path / "orbax", model)
     assert params.configure(open_checkpoint(found)) == params.configure(open_checkpoint(expected))
     assert_equal(values(found), values(expected), rtol)
+
+
+@pytest.mark.parametrize("layout", ["maxtext", "gemma"])
+def test_the_part_for_text_of_a_model_with_eyes(layout: str, tmp_path: Path) -> None:
+    """Its configuration is nested and has more tokens than the tree: Hugging Face pads the vocabulary."""
+    expected = tiny.write_huggingface(GEMMA3_SMALL, tmp_path / "huggingface")
+    if layout == "maxtext":
+        tree = maxtext(GEMMA3_SMALL, scan=False)
+        tree["params"]["params"]["vision_encoder"] = {"Gemma3VisionEncoderLayer_0": {"embedding": np.ones(3)}}
+    else:
+        eyes = {"SigLiPFromPatches_0/siglip_encoder": {"pos_embedding": np.ones(3)}}
+        tree = gemma(GEMMA3_SMALL) | eyes
+        tree["transformer/embedder"]["mm_input_projection"] = {"w": np.ones((2, 2))}
+    V = GEMMA3_SMALL.config["vocab_size"]
+    config = {"model_type": "gemma3", "text_config": {**GEMMA3_SMALL.config, "vocab_size": V + 64}}
+    found = save(tree, tmp_path / "orbax", replace(GEMMA3_SMALL, config=config))
+    assert params.configure(open_checkpoint(found)) == params.configure(open_checkpoint(expected))
+    assert_equal(values(found), values(expected), 3e-7)
 
 
 def drop(tree: Tree) -> None:

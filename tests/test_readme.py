@@ -69,7 +69,8 @@ def test_the_table_of_commands_is_complete() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/facts.md", "artifacts/README.md"]
+    "page",
+    ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/facts.md", "docs/families.md", "artifacts/README.md"],
 )
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")

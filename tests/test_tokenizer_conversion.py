@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from transformers import Qwen2Tokenizer
 
 import tiny
 import tiny_tokenizers
@@ -194,7 +195,7 @@ REFUSED: dict[str, tuple[Kind, Callable[[dict[str, Any]], Any], str]] = {
     "unknown splitting": (
         "byte_level",
         put(pre="viking"),
-        "'viking', an unknown way .* known: gpt-2, llama-bpe.*smollm",
+        "'viking', an unknown way .* known: .*gpt-2, llama-bpe.*smollm",
     ),
     "no splitting": ("byte_level", without("pre"), "is '', an unknown way"),
     "the deprecated splitting": ("byte_level", put(pre="default"), "is 'default', an unknown way"),
@@ -239,7 +240,7 @@ def test_a_token_twice_is_refused(tmp_path: Path) -> None:
         convert(metadata)
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe"])
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2", "dbrx", "starcoder"])
 def test_the_name_of_the_splitting_decides_about_digits_and_bos(pre: str, tmp_path: Path) -> None:
     metadata = tiny_metadata("byte_level", tmp_path)
     for key in ("add_bos_token", "add_eos_token"):
@@ -252,9 +253,24 @@ def test_the_name_of_the_splitting_decides_about_digits_and_bos(pre: str, tmp_pa
     metadata["tokenizer.ggml.merges"] += [f"{digits[: n - 1]} {digits[n - 1]}" for n in range(2, 11)]
     files = convert(metadata)
     tokens = tokenizer(files).encode(digits).tokens
-    together = {"gpt-2": [digits], "smollm": list(digits), "llama-bpe": ["<|im_start|>", "012", *"3456789"]}
+    together = {
+        "gpt-2": [digits],
+        "smollm": list(digits),
+        "starcoder": list(digits),
+        "qwen2": list(digits),
+        "llama-bpe": ["<|im_start|>", "012", *"3456789"],
+        "dbrx": ["012", *"3456789"],
+    }
     assert tokens == together[pre]
     assert files.bos_token_id == (1 if pre == "llama-bpe" else None)
+
+
+def test_qwen2_is_split_and_normalised_as_transformers_does(tmp_path: Path) -> None:
+    metadata = tiny_metadata("byte_level", tmp_path) | {"tokenizer.ggml.pre": "qwen2"}
+    ours = json.loads(convert(metadata).files["tokenizer.json"])
+    theirs = json.loads(Qwen2Tokenizer().backend_tokenizer.to_str())
+    assert ours["pre_tokenizer"]["pretokenizers"][0] == theirs["pre_tokenizer"]["pretokenizers"][0]
+    assert ours["normalizer"] == theirs["normalizer"]
 
 
 @pytest.mark.parametrize(("bos", "eos"), [(True, True), (True, False), (False, True), (False, False)])

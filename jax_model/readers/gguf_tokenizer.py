@@ -202,6 +202,7 @@ class _Splitting:
     steps: tuple[Component, ...]
     ignore_merges: bool = False  # a piece that is in the vocabulary is taken whole
     adds_bos: bool = False  # unless the file says otherwise
+    normalizer: Component | None = None
 
 
 def _byte_level_step(*, use_regex: bool) -> Component:
@@ -214,25 +215,36 @@ def _split(pattern: str) -> Component:
 
 _GPT2 = _byte_level_step(use_regex=True)  # GPT-2's pattern is built into the step
 _DIGITS = {"type": "Digits", "individual_digits": True}
-_LLAMA3 = _Splitting(
-    (
-        _split(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-            r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-        ),
-        _byte_level_step(use_regex=False),
-    ),
-    ignore_merges=True,
-    adds_bos=True,
-)
+
+
+def _words(digits: str) -> tuple[Component, ...]:
+    """As GPT-4 cuts words, with ``digits`` for the pattern of numbers."""
+    pattern = (
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    return _split(pattern), _byte_level_step(use_regex=False)
+
+
+_THREE_DIGITS = _words(r"\p{N}{1,3}")
+_LLAMA3 = _Splitting(_THREE_DIGITS, ignore_merges=True, adds_bos=True)
+_QWEN2 = _Splitting(_words(r"\p{N}"), normalizer={"type": "NFC"})
+_SINGLE_DIGITS = _Splitting((_DIGITS, _GPT2))
 
 # By ``tokenizer.ggml.pre``.
 _SPLITTINGS = {
+    "codeshell": _SINGLE_DIGITS,
+    "dbrx": _Splitting(_THREE_DIGITS),
+    "deepseek-r1-qwen": _QWEN2,
     "gpt-2": _Splitting((_GPT2,)),
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
-    "smollm": _Splitting((_DIGITS, _GPT2)),
+    "phi-2": _Splitting((_GPT2,)),
+    "qwen2": _QWEN2,
+    "refact": _SINGLE_DIGITS,
+    "smollm": _SINGLE_DIGITS,
+    "starcoder": _SINGLE_DIGITS,
 }
 
 
@@ -246,7 +258,7 @@ def _byte_level(metadata: Foreign, vocabulary: _Vocabulary) -> _Parts:
     splitting = _SPLITTINGS[name]
     merges = [merge.split(" ") for merge in _list(metadata, "merges", str)]
     return _Parts(
-        normalizer=None,
+        normalizer=splitting.normalizer,
         pre_tokenizer={"type": "Sequence", "pretokenizers": list(splitting.steps)},
         decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         model=_bpe(vocabulary, merges, ignore_merges=splitting.ignore_merges),

@@ -23,7 +23,7 @@ from diptych.jax_model.readers.packed import unpack
 from diptych.jax_model.readers.safetensors_header import CONVERTERS, Stored, elements, read_header
 from diptych.jax_model.readers.tensor_parts import Packed
 
-__all__ = ["CONFIG", "INDEX", "HuggingFaceCheckpoint", "weight_files", "with_defaults"]
+__all__ = ["CONFIG", "INDEX", "HuggingFaceCheckpoint", "text_config", "weight_files", "with_defaults"]
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
@@ -38,7 +38,7 @@ class HuggingFaceCheckpoint:
         self.path = path
         raw = read_json(_present(path, CONFIG))
         if (whole := MULTIMODAL.get(str(raw.get("model_type")))) is not None:
-            raw = raw | _text_config(raw, path / CONFIG) | {"model_type": whole.family}
+            raw = raw | text_config(raw, path / CONFIG) | {"model_type": whole.family}
         self.family = supported(raw.get("model_type"), str(path / CONFIG))
         self._places = _places(path) if whole is None else _text_places(_places(path), whole, path)
         self.tensors = {name: TensorInfo(stored.shape, stored.dtype) for name, (_, stored) in self._places.items()}
@@ -90,7 +90,7 @@ def _present(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def _text_config(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def text_config(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What a model for several kinds of input says of its part for text."""
     config = raw.get("text_config")
     if not isinstance(config, dict):

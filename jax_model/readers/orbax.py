@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from diptych.jax_model import tokenizers
 from diptych.jax_model.config import Config
-from diptych.jax_model.families import Foreign
+from diptych.jax_model.families import MULTIMODAL, Foreign
 from diptych.jax_model.readers import TensorInfo, supported
 from diptych.jax_model.readers.files import hashes, read_json
-from diptych.jax_model.readers.huggingface import with_defaults
-from diptych.jax_model.readers.orbax_layouts import Piece, pieces, published
+from diptych.jax_model.readers.huggingface import text_config, with_defaults
+from diptych.jax_model.readers.orbax_layouts import EMBEDDINGS, EYES, Piece, pieces, published
 
 __all__ = ["OrbaxCheckpoint", "find_item", "own_config", "own_tokenizer"]
 
@@ -60,8 +60,11 @@ class OrbaxCheckpoint:
             self.family = self.config.family
             self._pieces = {name: Piece(name, (), "", shape) for name, shape in shapes.items()}
         else:
+            if (whole := MULTIMODAL.get(str(raw.get("model_type")))) is not None:
+                raw = raw | text_config(raw, self._folder / CONFIG) | {"model_type": whole.family}
+                shapes = {name: shape for name, shape in shapes.items() if not name.startswith(EYES)}
             self.family = supported(raw.get("model_type"), str(self._folder / CONFIG))
-            config = Foreign(with_defaults(self.family, raw, self._folder / CONFIG), str(self._folder / CONFIG))
+            config = _foreign(self.family, raw, shapes[EMBEDDINGS[layout]], self._folder / CONFIG)
             self.config = config
             self._pieces = pieces(layout, shapes, config, self.family)
         self.tensors = {
@@ -168,6 +171,14 @@ def _configured(path: Path, item: Path) -> Path:
     )
 
 
+def _foreign(family: str, raw: dict[str, Any], embedding: tuple[int, ...], path: Path) -> Foreign:
+    """Hugging Face's configuration; its vocabulary ends where the tree's does, which has not been padded yet."""
+    V = raw.get("vocab_size")
+    if isinstance(V, int) and embedding and embedding[0] < V:
+        raw = raw | {"vocab_size": embedding[0]}
+    return Foreign(with_defaults(family, raw, path), str(path))
+
+
 def _read_tree(path: Path, item: Path) -> tuple[Any, dict[str, tuple[Any, Any]]]:
     """The tree of metadata, and its parameters by name: (place in the tree, metadata)."""
     import orbax.checkpoint as ocp
@@ -183,9 +194,10 @@ def _read_tree(path: Path, item: Path) -> tuple[Any, dict[str, tuple[Any, Any]]]
     named = {".".join(_key(part) for part in key).replace("/", "."): (key, info) for key, info in leaves}
     if any(name.startswith("params.") for name in named):
         named = {name: leaf for name, leaf in named.items() if name.partition(".")[0] not in _TRAINING}
-    for prefix in ("params.", "params.", "transformer."):
-        if all(name.startswith(prefix) for name in named):
-            named = {name.removeprefix(prefix): leaf for name, leaf in named.items()}
+    for _ in range(2):  # flax calls its collection "params", and a train state what holds the collections
+        if all(name.startswith("params.") for name in named):
+            named = {name.removeprefix("params."): leaf for name, leaf in named.items()}
+    named = {name.removeprefix("transformer."): leaf for name, leaf in named.items()}  # Gemma's, beside its eyes
     if not named:
         raise ValueError(f"{path}: the tree in {item} has no leaves")
     return tree, named

@@ -17,10 +17,17 @@ from typing import Literal, TypeAlias
 
 from diptych.jax_model.families import Foreign
 
-__all__ = ["Piece", "Published", "pieces", "published"]
+__all__ = ["EMBEDDINGS", "EYES", "Piece", "Published", "pieces", "published"]
 
 Published: TypeAlias = Literal["maxtext", "gemma"]
 Factor: TypeAlias = Literal["head", "width"]
+
+EMBEDDINGS: dict[Published, str] = {"maxtext": "token_embedder.embedding", "gemma": "embedder.input_embedding"}
+EYES = (
+    "vision_encoder.",
+    "SigLiPFromPatches_0.",
+    "embedder.mm_",
+)  # what the leaves of a model's other parts begin with
 
 _LAYER = "model.layers.{i}."
 
@@ -53,9 +60,7 @@ class _Row:
 
 def published(leaves: Mapping[str, tuple[int, ...]]) -> Published | None:
     """Whose tree this is, by the name of its embedding."""
-    if "token_embedder.embedding" in leaves:
-        return "maxtext"
-    return "gemma" if "embedder.input_embedding" in leaves else None
+    return next((layout for layout, name in EMBEDDINGS.items() if name in leaves), None)
 
 
 def pieces(layout: Published, leaves: Mapping[str, tuple[int, ...]], config: Foreign, family: str) -> dict[str, Piece]:

@@ -12,12 +12,12 @@ from diptych.jax_model.families import Foreign
 from diptych.jax_model.readers import TensorInfo, float8, integers, mxfp4
 from diptych.jax_model.readers.tensor_parts import Packed
 
-__all__ = ["unpack"]
+__all__ = ["METHODS", "unpack"]
 
 _Method = Callable[[Foreign, Mapping[str, TensorInfo]], dict[str, Packed]]
 
 # By ``quant_method``.
-_METHODS: dict[str, _Method] = {
+METHODS: dict[str, _Method] = {
     "awq": integers.unpack_awq,
     "fbgemm_fp8": float8.unpack,
     "fp8": float8.unpack,
@@ -33,10 +33,10 @@ def unpack(settings: Foreign, stored: Mapping[str, TensorInfo]) -> dict[str, Pac
     parts that do not fit together.
     """
     method = settings.get("quant_method", "by an unnamed method")
-    if method not in _METHODS:
-        known = ", ".join(_METHODS)
+    if method not in METHODS:
+        known = ", ".join(METHODS)
         raise ValueError(
             f"{settings.origin}: these weights are quantised already ({method}); name the unquantised model, or one "
             f"quantised by a method that is read: {known}"
         )
-    return _METHODS[method](settings, stored)
+    return METHODS[method](settings, stored)

@@ -16,6 +16,7 @@ from diptych.cli.options import Json
 from diptych.cli.parity import parity_table, quantization_table
 
 if TYPE_CHECKING:
+    from diptych.jax_model.config import Config
     from diptych.jax_model.readers import Checkpoint
 
 Facts = dict[str, Any]
@@ -105,14 +106,17 @@ def _source_dtypes(tensors: Mapping[str, Any]) -> dict[str, int]:
 
 
 def describe_checkpoint(source: str) -> Facts:
-    """From the checkpoint's own header and configuration; no weight is read. Needs the extra ``export``."""
+    """From the checkpoint's own header and configuration, with what an export would refuse. Needs the extra ``export``.
+
+    Raises what opening it raises, and ValueError when its configuration is refused already.
+    """
     from diptych.jax_model.params import abstract, configure, flatten
     from diptych.jax_model.readers import open_checkpoint
 
     checkpoint = open_checkpoint(source)
     config = configure(checkpoint)
     shapes = [leaf.shape for leaf in flatten(abstract(config)).values()]
-    texts, special = _tokenizer_of(checkpoint)
+    (texts, special), unusable = _tokenizer_of(checkpoint)
     return {
         "kind": "checkpoint",
         "path": str(checkpoint.path),
@@ -122,15 +126,37 @@ def describe_checkpoint(source: str) -> Facts:
         "source_dtypes": dict(Counter(info.dtype for info in checkpoint.tensors.values())),
         "memory": _memory(config.to_json(), 4 * sum(map(math.prod, shapes)), "float32", config.max_positions),
         "tokenizer": _tokenizer(texts, special),
+        "refused": [*_refused(checkpoint, config), *unusable],
     }
 
 
-def _tokenizer_of(checkpoint: Checkpoint) -> tuple[Mapping[str, str], Special]:
+def _tokenizer_of(checkpoint: Checkpoint) -> tuple[tuple[Mapping[str, str], Special], list[str]]:
+    """Texts and ids of the tokenizer; and why there are none, where that would end an export."""
+    none: Mapping[str, str] = {}
     try:
         tokenizer = checkpoint.tokenizer
     except FileNotFoundError:  # weights alone can be exported too
-        return {}, Special((), None, None)
-    return tokenizer.files, Special(tokenizer.eos_token_ids, tokenizer.bos_token_id, tokenizer.pad_token_id)
+        return (none, Special((), None, None)), []
+    except ValueError as error:
+        return (none, Special((), None, None)), [str(error)]
+    ids = Special(tokenizer.eos_token_ids, tokenizer.bos_token_id, tokenizer.pad_token_id)
+    return (tokenizer.files, ids), []
+
+
+def _refused(checkpoint: Checkpoint, config: Config) -> Iterable[str]:
+    """What an export would say of the tensors: their names and shapes, and types that cannot be read."""
+    from diptych.jax_model.params import stream
+
+    try:
+        stream(checkpoint, config)
+    except ValueError as error:
+        yield str(error)
+    examples = {info.dtype: (name, info) for name, info in checkpoint.tensors.items()}
+    for name, info in examples.values():
+        try:
+            checkpoint.read(name, slice(0, 1) if len(info.shape) > 1 else None)
+        except ValueError as error:
+            yield str(error)
 
 
 def _is_text(name: str) -> bool:
@@ -206,6 +232,7 @@ def _render(facts: Facts) -> Iterable[Any]:
         ("weights", size(memory["weights_bytes"])),
         *((f"cache, {int(length):,} tokens", size(count)) for length, count in memory["cache_bytes"].items()),
         *_tokenizer_rows(facts["tokenizer"]),
+        *(("refused", problem) for problem in facts.get("refused", ())),
     ):
         grid.add_row(name.replace("_", " "), str(value))
     yield grid
