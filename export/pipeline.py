@@ -374,9 +374,9 @@ def _decode_level(
         probe = "probe"
         set_accuracy_level(lowered["prefill"].model, 4)
         _write_graph(folder, probe, lowered["prefill"], slots)
-        one, four = (quality.OrtReader(job.config, folder / f"{name}.onnx") for name in ("prefill", probe))
         texts = quality.texts(folder, job.config.V, min(job.max_context, LEVEL_TOKENS))
-        scores = quality.compare(one, four, texts)
+        exact = quality.Recorded(quality.OrtReader(job.config, folder / "prefill.onnx"), texts)
+        scores = quality.compare(exact, quality.OrtReader(job.config, folder / f"{probe}.onnx"), texts)
         (folder / f"{probe}.onnx").unlink()
         level = 4 if max(score.kl for score in scores.values()) <= LEVEL_4.value else 1
     if level != 1:

@@ -31,6 +31,9 @@ from diptych.jax_model.decoder import Cache, decode, prefill
 from diptych.jax_model.quantize import RECIPES, Recipe
 from diptych.jax_model.readers import StoresBlocks, open_checkpoint
 from diptych.jax_model.storage import Form
+from diptych.runtime.manifest import Manifest
+from diptych.runtime.programs import open_programs
+from diptych.runtime.session import Session
 from random_models import GEMMA, LLAMA, random_params
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -366,6 +369,23 @@ def test_the_accuracy_level_can_be_chosen(level: int, sources: dict[str, Path], 
     assert levels == {level}
     names = [check["name"] for check in report.verification["checks"]]
     assert ("decode.kl" in names) == ("decode.greedy" in names) == (level == 4)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_several_tokens_behind_decode_steps_in_a_batch(target: str, sources: dict[str, Path], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"target": target, "accuracy_level": 1, "max_context": 64, "verify": False}
+    programs = open_programs(Manifest.open(export(sources["keep"], tmp_path / "out", **options).path))
+    batch = Session(programs, rows=2)
+    rows = [[5, 6, 7], [8, 9]]
+    for row, tokens in enumerate(rows):
+        batch.prefill(row, tokens)
+    for step in ([3, 4], [1, 2]):
+        batch.decode(np.array(step, np.int32))
+        rows = [[*tokens, new] for tokens, new in zip(rows, step, strict=True)]
+    for row, more in ((1, [20, 21]), (0, [10, 11, 12])):
+        found = batch.prefill(row, more)
+        fresh = Session(programs, rows=1).prefill(0, rows[row] + more)
+        np.testing.assert_allclose(found, fresh, atol=1e-4)
 
 
 def test_floats_of_a_gguf_can_be_asked_for(sources: dict[str, Path], tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def _others(options: argparse.Namespace, artifact: Path, ours: Spec, plan: Plan)
     if unknown:
         raise ValueError(f"there is no engine {', '.join(sorted(unknown))}")
     specs = [_jax(artifact, ours, plan)] if wanted is None or JAX in wanted else []
+    source: Path | None = None
     for peer in PEERS:
         if wanted is not None and peer.name not in wanted:
             continue
@@ -87,7 +88,8 @@ def _others(options: argparse.Namespace, artifact: Path, ours: Spec, plan: Plan)
                 _say(f"installing {peer.name} into {peer.python.parents[1]}")
                 peers.install(peer)
             if peer.is_installed():
-                specs.append(peers.spec(peer, Path(demo.source_of(options.model)), plan))
+                source = source or Path(demo.source_of(options.model))
+                specs.append(peers.spec(peer, source, plan))
         except PeerError as error:
             _say(f"without {peer.name}: {error}")
     return specs

@@ -29,18 +29,22 @@ class Case:
 
 @dataclass(frozen=True)
 class Plan:
-    """All cases. ``rows`` beyond 1 are for engines that have them, behind every context."""
+    """All cases. ``rows`` beyond 1 are for engines that have them, behind every context.
+
+    Loading is measured in the first ``loads`` rounds: it takes some engines longer than everything else together.
+    """
 
     prompts: tuple[int, ...] = (32, 128, 512, 2048)
     contexts: tuple[int, ...] = (16, 512, 2000)
     rows: tuple[int, ...] = (1, 4, 8)
     steps: int = 32
+    loads: int = 3
     threads: int = 2
     seed: int = 0
 
     @classmethod
     def quick(cls, threads: int) -> Plan:
-        return cls((32, 512), (16, 512), (1, 4), 16, threads)
+        return cls((32, 512), (16, 512), (1, 4), 16, 1, threads)
 
     @property
     def capacity(self) -> int:

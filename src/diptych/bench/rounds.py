@@ -32,7 +32,7 @@ def measure(specs: Sequence[Spec], plan: Plan, vocabulary: int, rounds: int, rep
         for number in range(rounds + 1):
             report(f"round {number} of {rounds}" if number else "warming up")
             measured: Round = {engine.spec.name: {} for engine in engines}
-            for engine in engines:
+            for engine in engines if 1 <= number <= plan.loads else ():
                 measured[engine.spec.name] |= turn.take(
                     engine.spec, "fresh", partial(_fresh, engine.spec, plan, tokens)
                 )
