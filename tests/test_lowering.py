@@ -181,7 +181,7 @@ def test_the_fused_decode_graph_is_lean() -> None:
 def test_the_fused_graphs_compute_chosen_experts_only() -> None:
     """Matrices of experts go into one operator, as they lie, and nowhere else."""
     for program in ("prefill", "decode"):
-        graph = lower(program, CONFIGS["mixture"], "ort", S).model.graph  # type: ignore[arg-type]
+        graph = lower(program, CONFIGS["mixture"], "ort", S).model.graph
         for name in ("gate_up", "down"):
             uses = graph.initializers[f"layers.1.mlp.experts.{name}"].uses()
             assert [use.node.op_type for use in uses] == ["MoE"]
@@ -213,8 +213,10 @@ def test_mixtures_weigh_just_as_many_experts_as_they_should(
     x, router, gate_up, down = inputs = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
     router *= not tied
 
-    def mixture(*arrays: Any) -> Any:
-        return experts(*arrays, (), top_k=top_k, normalised=normalised, alpha=1.0, beta=0.0, limit=None)
+    def mixture(x: Any, router: Any, gate_up: Any, down: Any) -> Any:
+        return experts(
+            x, router, gate_up, down, (), top_k=top_k, normalised=normalised, alpha=1.0, beta=0.0, limit=None
+        )
 
     if target == "jax":
         got = np.asarray(mixture(*map(jnp.asarray, inputs)))

@@ -73,5 +73,5 @@ def _tensor(
 def _scales(raw: NDArray[np.generic], dtype: str) -> NDArray[np.float32]:
     """Scales in float32; of a power of two, only the exponent may be stored."""
     if dtype == "F8_E8M0":
-        return raw.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+        return np.asarray(raw.view(ml_dtypes.float8_e8m0fnu), np.float32)
     return np.asarray(raw, np.float32)

@@ -51,13 +51,13 @@ def fetch(source: str | Path, token: str | None = None) -> Path:
 def _snapshot(name: str, revision: str | None, patterns: Sequence[str], token: str | None) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
     class Bars(tqdm):
         """Progress on terminals only."""
 
         def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **{**kwargs, "disable": not sys.stderr.isatty()})
+            super().__init__(*args, **{**kwargs, "disable": not sys.stderr.isatty()})  # type: ignore[no-untyped-call]
 
     shown = name if revision is None else f"{name}@{revision}"
     try:
