@@ -213,8 +213,7 @@ def test_mixtures_weigh_just_as_many_experts_as_they_should(
     x, router, gate_up, down = inputs = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
     router *= not tied
 
-    def mixture(*arrays: Any) -> Any:
-        x, router, gate_up, down = arrays
+    def mixture(x: Any, router: Any, gate_up: Any, down: Any) -> Any:
         return experts(
             x, router, gate_up, down, (), top_k=top_k, normalised=normalised, alpha=1.0, beta=0.0, limit=None
         )

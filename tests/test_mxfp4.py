@@ -30,7 +30,7 @@ def numbers(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Of [rows, groups, 16] bytes and [rows, groups] scales: [rows, 32 groups], the lower half of a byte first."""
     each = [[number(byte & 15), number(byte >> 4)] for byte in range(256)]
     values = np.array(each)[blocks].reshape(*scales.shape, 32) * 2.0 ** (scales.astype(float) - 127)[..., None]
-    return np.array(values.reshape(scales.shape[0], -1), np.float32)
+    return np.asarray(values.reshape(scales.shape[0], -1), np.float32)
 
 
 @pytest.fixture

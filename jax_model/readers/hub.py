@@ -51,7 +51,7 @@ def fetch(source: str | Path, token: str | None = None) -> Path:
 def _snapshot(name: str, revision: str | None, patterns: Sequence[str], token: str | None) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
-    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+    from huggingface_hub.utils.tqdm import tqdm
 
     class Bars(tqdm):
         """Progress on terminals only."""
