@@ -12,10 +12,14 @@ from diptych.runtime import LanguageModel
 from reference import samples
 
 
-@pytest.fixture(scope="module")
-def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
-    folder = tmp_path_factory.mktemp("artifacts") / "smollm2"
-    diptych.export(smollm2_gguf, folder, verify=False)  # what the gate checks is compared with transformers here
+@pytest.fixture(scope="module", params=["none", "keep"])
+def smollm2(
+    request: pytest.FixtureRequest, smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory
+) -> LanguageModel:
+    """In floats, and in the file's own blocks of integers: they mean the same, so they say the same."""
+    folder = tmp_path_factory.mktemp("artifacts") / request.param
+    # No gate: what it checks is compared with transformers here. Level 1: no activation is rounded to 8 bits.
+    diptych.export(smollm2_gguf, folder, quantize=request.param, accuracy_level=1, verify=False)
     return diptych.load(folder)
 
 

@@ -372,7 +372,7 @@ def test_an_artifact_is_a_source(source: Path, tmp_path: Path) -> None:
     assert main(["export", str(source), "-o", str(tmp_path / "artifact"), "--no-verify", "--max-context", "32"]) == 0
     artifact = open_checkpoint(tmp_path / "artifact")
     assert artifact.format == "artifact"
-    assert params.configure(artifact) == params.configure(open_checkpoint(source))
+    assert params.configure(artifact) == params.configure(open_checkpoint(source), 32)
     assert_equal(values(tmp_path / "artifact"), values(source))
     assert_equal(values(convert(tmp_path / "artifact", tmp_path / "orbax")), values(source))
 
