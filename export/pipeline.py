@@ -107,7 +107,7 @@ def export(
     ``quantize`` is ``"keep"`` (the checkpoint's own blocks of integers, exactly), ``"int4"``, ``"int8"``, ``"none"``
     or a :class:`Recipe`; by default ``"keep"`` where there are blocks, else ``"none"``.
     ``accuracy_level`` is that of decode's products with blocks: 1 computes in float32, 4 rounds activations to 8 bits,
-    which is faster; by default 4 where that is measured to change next to nothing, else 1.
+    which is faster; by default 4 where that is measured to change next to nothing, else 1 (and 1 where nothing is run).
     ``max_context`` is the longest sequence that the artifact serves: by default the model's own, at most 8192 (and for
     LongRoPE at most the original length, see :func:`_default_context`).
     ``adapters`` are LoRA folders and their weights, merged into the model's matrices.
@@ -121,6 +121,8 @@ def export(
     _check_options(target, dtype, accuracy_level)
     stages = _Stages(progress or quiet)
     with assemble(output, force=force) as folder:
+        if not verify:
+            accuracy_level = accuracy_level or 1  # to measure what another costs, the artifact must run
         job = _Job.open(source, adapters, target, dtype, quantize, accuracy_level, max_context, name)
         content, warnings = _write(folder, job, stages)
         certificate = None

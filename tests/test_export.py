@@ -382,7 +382,7 @@ PEAK = """
 import resource, subprocess, sys
 code = (
     "import sys; from diptych.export.pipeline import export; "
-    "export(sys.argv[1], sys.argv[2], quantize=sys.argv[3], accuracy_level=1, verify=False)"
+    "export(sys.argv[1], sys.argv[2], quantize=sys.argv[3], verify=False)"
 )
 subprocess.run([sys.executable, "-c", code, *sys.argv[1:]], check=True)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
@@ -393,10 +393,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 # bytes with a scale, and mostly a shift, for each 32 of them.
 @pytest.mark.parametrize(("quantize", "needed"), [("none", 134_515_008 * 4), ("keep", 111_617_280)])
 def test_exporting_holds_one_tensor_in_memory(quantize: str, needed: int, smollm2_gguf: Path, tmp_path: Path) -> None:
-    """Floats are 540 MB, the bound for everything is 700 MB, and this keeps a reserve.
-
-    The accuracy level is given: to measure it, the artifact is run.
-    """
+    """Floats are 540 MB, the bound for everything is 700 MB, and this keeps a reserve."""
     command = [sys.executable, "-c", PEAK, str(smollm2_gguf), str(tmp_path / "out"), quantize]
     peak = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) * 1024
     assert peak < (650e6 if quantize == "none" else 450e6)
