@@ -1,7 +1,8 @@
 """The arithmetic of products with blocks of integers: float32, or activations rounded to eight bits.
 
-ONNX Runtime's ``MatMulNBits`` calls the two accuracy levels 1 and 4.  On CPUs, prefill is as fast with 1 as with 4, and
-decode is up to four times as fast with 4 (docs/facts.md): so prefill has 1, and decode has 4 where the model bears it.
+ONNX Runtime's ``MatMulNBits`` calls the two accuracy levels 1 and 4.  Level 1 unpacks every matrix at every call,
+whatever the number of tokens; level 4 computes with the integers, many times as fast for a few tokens (docs/facts.md).
+So both programs have 4 where the model bears it, else 1.
 """
 
 from __future__ import annotations
