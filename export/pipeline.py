@@ -202,6 +202,8 @@ class _Job:
             raise ValueError(f"max_context must be between {SHORTEST} and the model's own {longest}, not {max_context}")
         name = slug(Path(source)) if name is None else name
         quantization = plan_quantization(checkpoint, config, quantize)
+        if accuracy_level == 4 and not quantization.storage:
+            raise ValueError("accuracy_level 4 is about products with integer weights, and this artifact has none")
         max_context = max_context or _default_context(config)
         config = parameters.configure(checkpoint, max_context)
         return cls(checkpoint, config, target, DTYPES[dtype], quantization, accuracy_level, max_context, name)

@@ -135,6 +135,8 @@ class LanguageModel:
         ``overrides`` are options of single prompts, one mapping for each.  A prompt whose logits are not finite has a
         result with the reason ``error``.
         """
+        if isinstance(prompts, str):
+            raise ValueError(f"a batch is a sequence of prompts, not one string: [{prompts!r:.40}]")
         merged = [Options.named({**options, **own}) for own in overrides or [{}] * len(prompts)]
         if not prompts or len(merged) != len(prompts):
             raise ValueError(f"a batch needs prompts, and overrides for each: not {len(prompts)} and {len(merged)}")

@@ -349,6 +349,7 @@ def test_blocks_that_mean_something_else_fail(leaf: str, sources: dict[str, Path
         ("int8", {"quantize": "keep"}, "no blocks of integers to keep"),
         ("int8", {"quantize": "int3"}, "unknown quantisation 'int3'"),
         ("keep", {"accuracy_level": 2}, "accuracy_level must be 1"),
+        ("keep", {"accuracy_level": 4, "quantize": "none"}, "this artifact has none"),
     ],
 )
 def test_wrong_options(

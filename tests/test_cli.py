@@ -250,6 +250,13 @@ class Keyboard:
         raise event
 
 
+def test_a_conversation_needs_a_template(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diptych.runtime.Text.has_chat_template", False)
+    code, out, err = call("chat", "{artifact}")
+    assert (code, out) == (2, "")
+    assert "chat template" in err and "--raw" in err
+
+
 def test_chat_keeps_the_conversation(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[dict[str, str]]] = []
     stream = diptych.runtime.LanguageModel.stream

@@ -468,6 +468,11 @@ def test_logits_that_are_not_finite_raise_and_name_the_step(scripted: Script) ->
 # ------------------------------------------------------------------------------------------------------------- batches
 
 
+def test_one_string_is_no_batch(load_variant: Callable[..., LanguageModel]) -> None:
+    with pytest.raises(ValueError, match="not one string"):
+        load_variant("llama", "ort").generate_batch("abc")
+
+
 def test_a_batch_gives_what_each_prompt_gives_alone(load_variant: Callable[..., LanguageModel]) -> None:
     for family in ("llama", "gemma3"):
         each = load_variant(family, "ort")

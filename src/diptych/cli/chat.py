@@ -33,6 +33,8 @@ def chat(
     from diptych.runtime import load
 
     model = load(artifact, sessions=sessions, threads=threads)
+    if not model.text.has_chat_template:
+        raise ValueError(f"{artifact} has no chat template, so it cannot hold a conversation; try: diptych run --raw")
     session = model.session()  # keeps the cache: what a turn shares with the one before is not computed again
 
     def answer(messages: list[Message]) -> Generation:

@@ -13,7 +13,7 @@ from diptych.cli.options import Adapters, Json, parse_adapters
 
 def convert(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Any checkpoint, or an artifact folder.", show_default=False)
+        str, typer.Argument(metavar="SOURCE", help="Any checkpoint, or an artifact of floats.", show_default=False)
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to make.", show_default=False)

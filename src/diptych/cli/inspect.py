@@ -112,10 +112,13 @@ def describe_checkpoint(source: str) -> Facts:
     """
     from diptych.jax_model.params import abstract, configure, flatten
     from diptych.jax_model.readers import open_checkpoint
+    from diptych.jax_model.storage import keep
 
     checkpoint = open_checkpoint(source)
     config = configure(checkpoint)
     shapes = [leaf.shape for leaf in flatten(abstract(config)).values()]
+    leaves = flatten(abstract(config, storage=keep(checkpoint, config))).values()  # as an export makes them by default
+    weights = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     (texts, special), unusable = _tokenizer_of(checkpoint)
     return {
         "kind": "checkpoint",
@@ -124,7 +127,7 @@ def describe_checkpoint(source: str) -> Facts:
         "model": _model(config.to_json()),
         "parameters": sum(map(math.prod, shapes)),
         "source_dtypes": dict(Counter(info.dtype for info in checkpoint.tensors.values())),
-        "memory": _memory(config.to_json(), 4 * sum(map(math.prod, shapes)), "float32", config.max_positions),
+        "memory": _memory(config.to_json(), weights, "float32", config.max_positions),
         "tokenizer": _tokenizer(texts, special),
         "refused": [*_refused(checkpoint, config), *unusable],
     }
