@@ -52,6 +52,22 @@ def squeezed(name: str, value: np.ndarray, config: Mapping[str, Any]) -> np.ndar
     return value.squeeze()
 
 
+def taken_apart(tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """InternLM2's tensor of queries, keys and values, as llama's three."""
+    result = {}
+    for name, value in tensors.items():
+        if not name.endswith("wqkv.weight"):
+            result[name] = value
+            continue
+        K, rows = config["num_key_value_heads"], []
+        for head in np.split(value, K):
+            parts = np.split(head, config["num_attention_heads"] // K + 2)
+            rows.append((np.concatenate(parts[:-2]), parts[-2], parts[-1]))
+        for kind, part in zip("qkv", zip(*rows, strict=True), strict=True):
+            result[name.replace("attention.wqkv", f"self_attn.{kind}_proj")] = np.concatenate(part)
+    return result
+
+
 def plus_one(name: str, value: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
     return value + np.float32(1) if name.endswith("norm.weight") else value
 
@@ -315,6 +331,7 @@ TWINS = {
     "llama-llama3": Twin(
         MODEL_ARCH.LLAMA, "llama", LLAMA3, transform=reordered, extra={"rope_freqs.weight": factors(LLAMA3)}
     ),
+    "internlm2": Twin(MODEL_ARCH.INTERNLM2, "internlm2", {"head_dim": 8, "bias": False}, NO_SIZES, reordered),
     "llama-yarn": Twin(MODEL_ARCH.LLAMA, "llama", YARN, YARN_METADATA, reordered),
     "mixtral": Twin(
         MODEL_ARCH.LLAMA,
@@ -381,7 +398,7 @@ def write_gguf(twin: Twin, model: tiny.Tiny, path: Path) -> Path:
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, bool: writer.add_bool}
         add[type(value)](f"{arch}.{key}", value)  # type: ignore[operator]
     names = gguf.get_tensor_name_map(twin.arch, config["num_hidden_layers"])
-    for name, value in split(stacked(model.tensors())):
+    for name, value in split(stacked(taken_apart(model.tensors(), config))):
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found, f"llama.cpp has no name for {name!r}"
         writer.add_tensor(found, np.ascontiguousarray(twin.transform(name, value, config)))

@@ -87,6 +87,11 @@ def _llama(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
     return {**_plain(gguf, shared), **experts}
 
 
+def _internlm2(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp's converter knows no biases."""
+    return {**_plain(gguf, shared), "bias": False}
+
+
 def _smollm3(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
     """Every fourth layer has no rope: llama.cpp's loader knows no other period."""
     turns = [int((i + 1) % 4 != 0) for i in range(shared["num_hidden_layers"])]
@@ -341,6 +346,7 @@ ARCHITECTURES = {
     "command-r": Architecture("cohere", _cohere, frozenset({"logit_scale"}), eps=_LAYER_NORM),
     "ernie4_5": Architecture("ernie4_5", _ernie4_5),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", _plain),
+    "internlm2": Architecture("internlm2", _internlm2),
     "qwen2": Architecture("qwen2", _plain),
     "qwen2moe": Architecture("qwen2_moe", functools.partial(_qwen_moe, normalised=False), _EXPERTS),
     "qwen3": Architecture("qwen3", _plain),
