@@ -134,7 +134,7 @@ class Config:
             sizes |= {"e": layer.experts.E, "m": layer.experts.F, "s": layer.experts.shared_F}
         if isinstance(layer, LatentLayer):
             sizes |= {"key": layer.key + self.H - layer.rank, "rank": layer.rank, "qrank": layer.query_rank or 0}
-            sizes |= {"value": layer.value, "keyvalue": layer.key + layer.value}
+            sizes |= {"nope": layer.key, "value": layer.value, "keyvalue": layer.key + layer.value}
         return sizes
 
     def to_json(self) -> dict[str, Any]:

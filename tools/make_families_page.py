@@ -130,7 +130,9 @@ def classes() -> dict[str, str]:
 
 
 def gguf_names(family: str) -> list[str]:
-    return sorted(name for name, one in ARCHITECTURES.items() if family in (one.family, one.mixture, one.windowed))
+    return sorted(
+        name for name, one in ARCHITECTURES.items() if family in (one.family, one.mixture, one.windowed, one.sigmoid)
+    )
 
 
 def page() -> str:
