@@ -125,7 +125,7 @@ def _targets(checkpoint: Checkpoint) -> dict[str, _Target]:
         for one, own in zip(known.sources, stored.sources, strict=True):
             if own.name not in checkpoint.tensors:
                 continue
-            if checkpoint.format == "gguf" and one.layout and own.layout:
+            if checkpoint.format == "gguf" and one.layout and own.layout and one.part is None:
                 sizes = config.sizes(parameter.layer)
                 shape = shape_of(one.layout.split("->")[0], sizes)
                 targets[one.name] = _Target(own.name, shape, (one.layout, _backwards(own)), sizes)

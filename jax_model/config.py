@@ -128,12 +128,13 @@ class Config:
     def sizes(self, layer: Layer | None = None) -> dict[str, int]:
         """The sizes behind the letters of parameter layouts, see :mod:`diptych.jax_model.families.table`."""
         sizes = {letter.lower(): getattr(self, letter) for letter in "VDFNKH"}
-        sizes |= {"p": self.max_positions, "o": (self.N + 2 * self.K) * self.H, "j": self.H // 2, "two": 2, "three": 3}
+        sizes |= {"p": self.max_positions, "o": (self.N + 2 * self.K) * self.H, "j": self.H // 2}
+        sizes |= {"g": self.N // self.K, "group": self.N // self.K + 2, "one": 1, "two": 2, "three": 3}
         if layer is not None and layer.experts is not None:
             sizes |= {"e": layer.experts.E, "m": layer.experts.F, "s": layer.experts.shared_F}
         if isinstance(layer, LatentLayer):
             sizes |= {"key": layer.key + self.H - layer.rank, "rank": layer.rank, "qrank": layer.query_rank or 0}
-            sizes |= {"value": layer.value, "keyvalue": layer.key + layer.value}
+            sizes |= {"nope": layer.key, "value": layer.value, "keyvalue": layer.key + layer.value}
         return sizes
 
     def to_json(self) -> dict[str, Any]:

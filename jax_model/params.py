@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from diptych.jax_model import blocks
 from diptych.jax_model.blocks import Blocks
 from diptych.jax_model.config import Config
 from diptych.jax_model.families import FAMILIES
-from diptych.jax_model.families.table import Filling, Parameter, Source, expand, shape_of
+from diptych.jax_model.families.table import Filling, Parameter, Part, Source, expand, shape_of
 from diptych.jax_model.readers import Checkpoint
 from diptych.jax_model.storage import Form, Quantizer, Storage, kept
 
@@ -96,7 +95,7 @@ def _abstract_blocks(parameter: Parameter, config: Config, shape: tuple[int, ...
 def _widths(parameter: Parameter, config: Config) -> list[int]:
     """How many outputs each of a packed parameter's sources has."""
     sizes = config.sizes(parameter.layer)
-    return [shape_of(source.layout.split("->")[1], sizes)[-1] for source in parameter.huggingface.sources]
+    return [source.shape(sizes)[-1] for source in parameter.huggingface.sources]
 
 
 def load(checkpoint: Checkpoint, config: Config | None = None, storage: Storage | None = None) -> Params:
@@ -119,7 +118,7 @@ def stream(
 
     def values() -> Iterator[tuple[str, NDArray[Any], list[str]]]:
         for one in filled:
-            names = [source.name for source in one.sources]
+            names = list(dict.fromkeys(source.name for source in one.sources))
             forms = (storage or {}).get(one.parameter.path)
             tree = one.value(checkpoint) if forms is None else one.blocks(checkpoint, forms, quantizer)
             for path, value in flatten({one.parameter.path: tree}).items():
@@ -252,6 +251,8 @@ class _Filled:
         stored = checkpoint.read(source.name)
         if source.offset:
             stored += np.float32(source.offset)
+        if source.part is not None:
+            return _arrange_part(stored, source.layout, source.part, self.sizes)
         return arrange(stored, source.layout, self.sizes) if source.layout else stored
 
     def stored_shape(self, source: Source) -> tuple[int, ...]:
@@ -275,6 +276,19 @@ def arrange(stored: NDArray[np.float32], layout: str, sizes: Mapping[str, int]) 
     return arranged
 
 
+def _arrange_part(
+    stored: NDArray[np.float32], layout: str, part: Part, sizes: Mapping[str, int]
+) -> NDArray[np.float32]:
+    """Cut a part out along its letter, and arrange it as the layout does with the whole."""
+    left, right = layout.split("->")
+    letters = re.findall(r"\w+", left)
+    apart = arrange(stored, f"{left} -> {' '.join(letters)}", sizes)
+    own = np.moveaxis(
+        np.moveaxis(apart, letters.index(part.letter), 0)[part.range(sizes)], 0, letters.index(part.letter)
+    )
+    return arrange(own, f"{' '.join(letters)} -> {right}", {**sizes, part.letter: sizes[part.extent]})
+
+
 def _plan(checkpoint: Checkpoint, config: Config) -> list[_Filled]:
     """Which tensors fill what. Raises ValueError that names what is missing, misshapen or left over."""
     embed, head = _embed_and_head(checkpoint, config)
@@ -282,13 +296,26 @@ def _plan(checkpoint: Checkpoint, config: Config) -> list[_Filled]:
     filled = [
         _fill(parameter, checkpoint, config, stand_in) for parameter in expand(FAMILIES[config.family].table, config)
     ]
-    used = Counter(source.name for one in filled for source in one.sources)
+    used = _uses(filled)
     if config.tied and {embed, head} <= checkpoint.tensors.keys():
-        used[head] += 1
+        used[head] = used.get(head, 0) + np.ones(1, np.int64)
     _check_fit(checkpoint, config, filled, used, stand_in)
     if config.tied and {embed, head} <= checkpoint.tensors.keys():
         _check_same(checkpoint, embed, head)
     return filled
+
+
+def _uses(filled: list[_Filled]) -> dict[str, NDArray[np.int64]]:
+    """How often each tensor is used; where it is taken in parts, at each place along their letter."""
+    uses: dict[str, NDArray[np.int64]] = {}
+    for one in filled:
+        for source in one.sources:
+            taken = np.ones(1, np.int64)
+            if source.part is not None:
+                taken = np.zeros(one.sizes[source.part.letter], np.int64)
+                taken[source.part.range(one.sizes)] = 1
+            uses[source.name] = uses.get(source.name, 0) + taken
+    return uses
 
 
 def _fill(parameter: Parameter, checkpoint: Checkpoint, config: Config, stand_in: Mapping[str, str]) -> _Filled:
@@ -326,7 +353,7 @@ def _check_fit(
     checkpoint: Checkpoint,
     config: Config,
     filled: list[_Filled],
-    used: Mapping[str, int],
+    used: Mapping[str, NDArray[np.int64]],
     stand_in: Mapping[str, str],
 ) -> None:
     """Raise ValueError unless every parameter finds its tensors, in the right shape, and every tensor is used once."""
@@ -344,7 +371,8 @@ def _check_fit(
         for name in checkpoint.tensors
         if name not in used and not any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored)
     ]
-    twice = [repr(name) for name, times in used.items() if times > 1]
+    twice = [repr(name) for name, times in used.items() if times.max() > 1]
+    partly = [repr(name) for name, times in used.items() if times.min() < 1]
     problems = [
         f"{what}: {_listed(names)}"
         for what, names in (
@@ -352,6 +380,7 @@ def _check_fit(
             ("tensors of the wrong shape", misshapen),
             ("tensors that no parameter uses", [repr(name) + _reason(name) for name in left]),
             ("tensors used more than once", twice),
+            ("tensors of which a part is not used", partly),
         )
         if names
     ]

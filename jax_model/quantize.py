@@ -14,7 +14,7 @@ from diptych.jax_model import blocks
 from diptych.jax_model.blocks import Blocks
 from diptych.jax_model.config import Config
 from diptych.jax_model.families import FAMILIES
-from diptych.jax_model.families.table import Parameter, expand, shape_of
+from diptych.jax_model.families.table import Parameter, expand
 from diptych.jax_model.readers import Checkpoint
 from diptych.jax_model.storage import Form, Quantizer, Storage, holds_matrix, keep
 
@@ -131,7 +131,7 @@ def _forms(recipe: Recipe, parameter: Parameter, config: Config) -> tuple[Form, 
     if len(found) < len(forms) or len(set(found)) == 1:
         return tuple(found[:1]) if len(found) == len(forms) else ()
     sizes = config.sizes(parameter.layer)
-    widths = [shape_of(source.layout.split("->")[1], sizes)[-1] for source in sources]
+    widths = [source.shape(sizes)[-1] for source in sources]
     widest = max(found, key=lambda form: form.bits)
     more = sum(inputs * width * (widest.bits - form.bits) // 8 for width, form in zip(widths, found, strict=True))
     return (widest,) if more <= _WORTH_TWO_NODES else tuple(found)

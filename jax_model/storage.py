@@ -85,7 +85,8 @@ def _own_forms(parameter: Parameter, checkpoint: Checkpoint, config: Config) -> 
     for source in filling.sources:
         info = checkpoint.tensors.get(source.name)
         order = row_order(source.layout, config.sizes(parameter.layer))
-        if info is None or info.dtype not in blocks.FORMATS or order is None or source.offset:
+        whole = source.part is None and not source.offset
+        if info is None or info.dtype not in blocks.FORMATS or order is None or not whole:
             return ()
         form = blocks.FORMATS[info.dtype]
         forms.append(Form(form.bits, form.block, form.shifted))

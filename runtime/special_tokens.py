@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 BREAK = "\ufdd0\ufdd1"  # two noncharacters, which Unicode reserves for a program's internal use
+ESCAPED_BREAK = r"\ufdd0\ufdd1"  # how a template writes them that turns objects into strings, or into JSON of ASCII
 
 
 class Guard:

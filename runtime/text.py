@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from diptych.runtime.chat_template import ChatTemplate
 from diptych.runtime.detokenizer import Detokenizer, TokenBytes
 from diptych.runtime.manifest import Manifest, read_object, read_text
-from diptych.runtime.special_tokens import BREAK, Guard
+from diptych.runtime.special_tokens import BREAK, ESCAPED_BREAK, Guard
 
 Message = Mapping[str, Any]
 
@@ -111,8 +111,9 @@ class Text:
                 "this artifact has no chat template, so it takes no messages: give text with raw=True, or ids"
             )
         _check_messages(messages)
-        given = self._guard({**_TEMPLATE_DEFAULTS, **variables, "messages": messages})
-        return self._template.render({**_token_names(self._config), **given})
+        given = self._guard({**_TEMPLATE_DEFAULTS, **variables, "messages": [_without_nulls(m) for m in messages]})
+        text = self._template.render({**_token_names(self._config), **given})
+        return text.replace(ESCAPED_BREAK, BREAK)
 
     @cached_property
     def _guarded_tokenizer(self) -> Tokenizer:
@@ -136,6 +137,11 @@ def _check_messages(messages: Sequence[Message]) -> None:
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ValueError(f"message {i} must be a mapping with a 'role' (a string), not {message!r:.80}")
+
+
+def _without_nulls(message: Message) -> Message:
+    """OpenAI's clients write ``"content": null``; templates test whether a key is there, as transformers sees to."""
+    return {key: value for key, value in message.items() if value is not None}
 
 
 def _chat_template(manifest: Manifest, config: Mapping[str, Any]) -> str | None:

@@ -13,10 +13,12 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+import test_family_twins as twins
 import tiny
 from diptych.cli import main
 from diptych.jax_model import params
 from diptych.jax_model.readers import open_checkpoint
+from reference import families
 
 Tensors = dict[str, NDArray[Any]]
 
@@ -117,6 +119,28 @@ def test_into_a_gguf_file(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "adapter", PLAIN)
     gguf = tiny.write_gguf(MODEL, tmp_path / "model.gguf")
     assert_merged(gguf, [(folder, 1.0)], merged(folder, lambda _: 3.0, MODEL.tensors()), tmp_path / "merged")
+
+
+def test_a_tensor_that_fills_a_parameter_in_parts(tmp_path: Path) -> None:
+    """InternLM2's queries, keys and values, which a GGUF file has apart: there no adapter fits."""
+    model, module = families.load("internlm2"), "model.layers.1.attention.wqkv"
+    name, random = f"{module}.weight", np.random.default_rng(0)
+    a, b = (random.normal(0, 0.2, shape).astype(np.float32) for shape in ((4, 96), (model.shapes[name][0], 4)))
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    prefix = f"base_model.model.{module}.lora"
+    save_file({f"{prefix}_A.weight": a, f"{prefix}_B.weight": b}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(PLAIN))
+    tensors = model.tensors()
+    source = tiny.write_huggingface(model, tmp_path / "source")
+    sum_of_both = tiny.write_huggingface(model, tmp_path / "sum")
+    save_file({**tensors, name: tensors[name] + 3 * (b @ a)}, sum_of_both / "model.safetensors")
+    found = params.flatten(params.load(open_checkpoint(source, [(folder, 1.0)])))
+    for path, value in params.flatten(params.load(open_checkpoint(sum_of_both))).items():
+        np.testing.assert_allclose(found[path], value, rtol=1e-5, atol=1e-5, err_msg=path)
+    _, gguf = twins.checkpoint(twins.TWINS["internlm2"], tmp_path)
+    with pytest.raises(ValueError, match=r"wqkv\.weight', which is no weight of its own"):
+        open_checkpoint(gguf, [(folder, 1.0)])
 
 
 def test_no_adapter_and_weight_zero_change_nothing(source: Path, tmp_path: Path) -> None:

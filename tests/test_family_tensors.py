@@ -21,7 +21,6 @@ from diptych.jax_model.readers import TensorInfo
 from diptych.jax_model.readers.huggingface import with_defaults
 from diptych.jax_model.tokenizers import TokenizerFiles
 from reference import families
-from test_reference import SUPPORTED
 
 PATH = Path("model")
 Shapes = Mapping[str, tuple[int, ...]]
@@ -66,12 +65,12 @@ def plan(family: str, config: Foreign, shapes: Shapes) -> None:
     stream(checkpoint, configure(checkpoint))
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", families.CASES)
 def test_as_published(name: str) -> None:
     plan(*known(name))
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", families.CASES)
 @FEW
 @given(data=st.data())
 def test_a_missing_tensor_is_named(name: str, data: st.DataObject) -> None:
@@ -82,7 +81,7 @@ def test_a_missing_tensor_is_named(name: str, data: st.DataObject) -> None:
     assert repr(gone) in str(raised.value)
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", families.CASES)
 @FEW
 @given(data=st.data())
 def test_an_extra_tensor_is_named(name: str, data: st.DataObject) -> None:
@@ -95,7 +94,7 @@ def test_an_extra_tensor_is_named(name: str, data: st.DataObject) -> None:
     assert repr(extra) in str(raised.value)
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", families.CASES)
 @FEW
 @given(data=st.data())
 def test_a_renamed_tensor_is_named_twice(name: str, data: st.DataObject) -> None:
@@ -107,7 +106,7 @@ def test_a_renamed_tensor_is_named_twice(name: str, data: st.DataObject) -> None
     assert repr(old) in str(raised.value) and repr(new) in str(raised.value)
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", families.CASES)
 @FEW
 @given(data=st.data())
 def test_a_misshapen_tensor_is_named_with_both_shapes(name: str, data: st.DataObject) -> None:

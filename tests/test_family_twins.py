@@ -52,6 +52,29 @@ def squeezed(name: str, value: np.ndarray, config: Mapping[str, Any]) -> np.ndar
     return value.squeeze()
 
 
+def taken_apart(tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """InternLM2's tensor of queries, keys and values, as llama's three; DeepSeek's of keys and values, as two."""
+    result = {}
+    for name, value in tensors.items():
+        if name.endswith("kv_b_proj.weight"):
+            nope, rank = config["qk_nope_head_dim"], config["kv_lora_rank"]
+            heads = value.reshape(config["num_attention_heads"], -1, rank)
+            result[name.replace("kv_b", "k_b")] = np.stack([head[:nope].T for head in heads])
+            result[name.replace("kv_b", "v_b")] = np.stack([head[nope:] for head in heads])
+            continue
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        if not name.endswith("wqkv.weight"):
+            result[name] = value
+            continue
+        K, rows = config["num_key_value_heads"], []
+        for head in np.split(value, K):
+            parts = np.split(head, config["num_attention_heads"] // K + 2)
+            rows.append((np.concatenate(parts[:-2]), parts[-2], parts[-1]))
+        for kind, part in zip("qkv", zip(*rows, strict=True), strict=True):
+            result[name.replace("attention.wqkv", f"self_attn.{kind}_proj")] = np.concatenate(part)
+    return result
+
+
 def plus_one(name: str, value: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
     return value + np.float32(1) if name.endswith("norm.weight") else value
 
@@ -143,6 +166,50 @@ MULTIPLIERS_METADATA = {
     **NO_SIZES, "attention.scale": 0.125, "embedding_scale": 12.0, "residual_scale": 0.25, "logit_scale": 8.0,
 }  # fmt: skip
 
+
+def latent(yarn: float | None, keys: Mapping[str, Any], metadata: Mapping[str, Any], query: int | None) -> Twin:
+    """A DeepSeek; ``yarn`` is its ``mscale_all_dim``."""
+    both = {} if yarn is None else {"mscale": yarn, "mscale_all_dim": yarn}
+    sizes = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12, "q_lora_rank": query}
+    scaling = {} if yarn is None else {**YARN_METADATA, "rope.scaling.yarn_log_multiplier": 0.1 * yarn}
+    return Twin(
+        MODEL_ARCH.DEEPSEEK2,
+        "deepseek_v3" if keys.get("scoring_func") == "sigmoid" else "deepseek_v2",
+        {
+            **sizes,
+            **keys,
+            **({} if yarn is None else {"rope_scaling": {**YARN["rope_scaling"], **both}}),
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "num_key_value_heads": 6,
+        },
+        {
+            **metadata,
+            **scaling,
+            "attention.head_count_kv": 1,
+            "attention.key_length": 26,
+            "attention.key_length_mla": 16,
+            "attention.kv_lora_rank": 20,
+            "attention.q_lora_rank": query,
+            "attention.value_length": 20,
+            "attention.value_length_mla": 12,
+            "expert_count": 8,
+            "expert_feed_forward_length": 24,
+            "expert_group_count": keys["n_group"],
+            "expert_group_used_count": keys["topk_group"],
+            "expert_shared_count": 2,
+            "expert_used_count": 3,
+            "expert_weights_scale": keys["routed_scaling_factor"],
+            "leading_dense_block_count": 1,
+            "rope.dimension_count": 6,
+            "vocab_size": 97,
+        },
+    )
+
+
 EVERY_HEAD = {"head_dim": 8, "num_key_value_heads": 6}
 
 TWINS = {
@@ -165,6 +232,27 @@ TWINS = {
             "rope.scaling.type": "none",
             "vocab_size": 97,
         },
+    ),
+    "deepseek_v2": latent(
+        0.7, {"topk_method": "greedy", "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}, {}, None
+    ),
+    "deepseek_v2-groups": latent(
+        None,
+        {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 16.0},
+        {"expert_gating_func": 1},
+        20,
+    ),
+    "deepseek_v3": latent(
+        1.0,
+        {
+            "scoring_func": "sigmoid",
+            "norm_topk_prob": True,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+        },
+        {"expert_gating_func": 2, "expert_weights_norm": True},
+        18,
     ),
     "gpt2": Twin(
         MODEL_ARCH.GPT2,
@@ -315,6 +403,7 @@ TWINS = {
     "llama-llama3": Twin(
         MODEL_ARCH.LLAMA, "llama", LLAMA3, transform=reordered, extra={"rope_freqs.weight": factors(LLAMA3)}
     ),
+    "internlm2": Twin(MODEL_ARCH.INTERNLM2, "internlm2", {"head_dim": 8, "bias": False}, NO_SIZES, reordered),
     "llama-yarn": Twin(MODEL_ARCH.LLAMA, "llama", YARN, YARN_METADATA, reordered),
     "mixtral": Twin(
         MODEL_ARCH.LLAMA,
@@ -381,7 +470,7 @@ def write_gguf(twin: Twin, model: tiny.Tiny, path: Path) -> Path:
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, bool: writer.add_bool}
         add[type(value)](f"{arch}.{key}", value)  # type: ignore[operator]
     names = gguf.get_tensor_name_map(twin.arch, config["num_hidden_layers"])
-    for name, value in split(stacked(model.tensors())):
+    for name, value in split(stacked(taken_apart(model.tensors(), config))):
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found, f"llama.cpp has no name for {name!r}"
         writer.add_tensor(found, np.ascontiguousarray(twin.transform(name, value, config)))
@@ -437,6 +526,20 @@ def test_twins_are_equal(name: str, tmp_path: Path) -> None:
     assert first.keys() == second.keys()
     for path, value in first.items():
         np.testing.assert_array_equal(value, second[path], err_msg=path)
+
+
+def test_a_deepseek_in_the_older_layout_is_refused(tmp_path: Path) -> None:
+    """It has one tensor of keys and values, and other sizes under the same keys."""
+    twin = TWINS["deepseek_v2"]
+    older: dict[str, int | None] = {
+        "attention.key_length": 16,
+        "attention.value_length": 12,
+        "attention.head_count_kv": 6,
+    }
+    older |= {"attention.key_length_mla": None, "attention.value_length_mla": None}
+    _, file = checkpoint(dataclasses.replace(twin, metadata={**twin.metadata, **older}), tmp_path)
+    with pytest.raises(ValueError, match=r"twin\.gguf.*no 'attention\.key_length_mla'.*convert the model again"):
+        open_checkpoint(file)
 
 
 def test_a_model_stored_without_its_head(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from safetensors.numpy import save_file
 
 import tiny
 from diptych.jax_model import params
+from diptych.jax_model.config import Layer
 from diptych.jax_model.families import FAMILIES
-from diptych.jax_model.families.table import expand
+from diptych.jax_model.families.table import Filling, Parameter, Source, expand
 from diptych.jax_model.readers import Checkpoint, open_checkpoint
-from diptych.jax_model.rope import frequencies
+from diptych.jax_model.rope import Linear, Rope, frequencies
+from reference import families
 
 Tensors = dict[str, NDArray[np.float32]]
 LLAMA, GEMMA = tiny.VARIANTS["llama-12-2"], tiny.VARIANTS["gemma3"]
@@ -214,6 +217,60 @@ def test_what_does_not_fit_is_named_before_anything_is_read(name: str, tmp_path:
         params.stream(Unread(checkpoint), params.configure(checkpoint))
     assert str(checkpoint.path) in str(raised.value)
     assert "'llama'" in str(raised.value)
+
+
+GROUPED = "model.layers.0.attention.wqkv.weight"
+# Parts of the tensor that do not make it up, and what is said of it.
+INEXACT: dict[str, tuple[Callable[[tuple[Source, ...]], tuple[Source, ...]], str]] = {
+    "a part missing": (lambda sources: sources[:2], "of which a part is not used"),
+    "a part twice": (lambda sources: (*sources, sources[0]), "used more than once"),
+    "the whole and a part": (lambda sources: (replace(sources[0], part=None), sources[1]), "used more than once"),
+}
+
+
+def test_a_tensor_taken_in_parts_is_one_source(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(tiny.write_huggingface(families.load("internlm2"), tmp_path))
+    sources = {path: names for path, _, names in params.stream(checkpoint, params.configure(checkpoint))}
+    assert sources["layers.0.attn.qkv"] == [GROUPED]
+    assert sorted(name for names in sources.values() for name in names) == sorted(checkpoint.tensors)
+
+
+def test_what_an_internlm2_leaves_out(tmp_path: Path) -> None:
+    """The defaults are its own, not Llama's: with biases, which lie as the rows of their weights do."""
+    model = families.load("internlm2")
+    left_out = {"bias", "rms_norm_eps", "rope_theta", "max_position_embeddings"}
+    config = {key: value for key, value in model.config.items() if key not in left_out}
+    config["rope_scaling"] = {"type": "linear", "factor": 4.0}
+    biases = {
+        f"model.layers.{i}.attention.{name}.bias": (size,)
+        for i in range(2)
+        for name, size in (("wqkv", 160), ("wo", 96))
+    }
+    checkpoint = open_checkpoint(tiny.write_huggingface(tiny.Tiny(config, {**model.shapes, **biases}), tmp_path))
+    found = params.configure(checkpoint)
+    assert (found.norm_eps, found.max_positions) == (1e-6, 2048)
+    assert found.layers == (Layer(Rope(10_000.0, 16, Linear(4.0))),) * 2
+    stored, loaded = checkpoint.read("model.layers.1.attention.wqkv.bias"), params.load(checkpoint)["layers"][1]["attn"]
+    heads = stored.reshape(2, 5, 16)  # three queries, a key, a value for each of two
+    order = [heads[0, 0], heads[0, 1], heads[0, 2], heads[1, 0], heads[1, 1], heads[1, 2]]
+    order += [heads[0, 3], heads[1, 3], heads[0, 4], heads[1, 4]]
+    np.testing.assert_array_equal(loaded["qkv_bias"], np.concatenate(order))
+    np.testing.assert_array_equal(loaded["out_bias"], checkpoint.read("model.layers.1.attention.wo.bias"))
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_parts_should_make_up_their_tensor(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, problem = INEXACT[name]
+    family = FAMILIES["internlm2"]
+
+    def changed(row: Parameter) -> Parameter:
+        whole = not row.path.endswith("attn.qkv")
+        return row if whole else replace(row, huggingface=Filling(change(row.huggingface.sources)))
+
+    monkeypatch.setitem(FAMILIES, "internlm2", replace(family, table=tuple(map(changed, family.table))))
+    checkpoint = open_checkpoint(tiny.write_huggingface(families.load("internlm2"), tmp_path))
+    with pytest.raises(ValueError, match=rf"{problem}: '{re.escape(GROUPED)}'"):
+        params.stream(checkpoint, params.configure(checkpoint))
 
 
 def test_frequencies_in_a_file_are_used_or_refused(tmp_path: Path) -> None:

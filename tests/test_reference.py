@@ -51,12 +51,7 @@ def test_tiny_checkpoint(name: str, form: str, tmp_path: Path) -> None:
     compare(stored, run(in_jax(config, params), stored, chunk=40), TINY_TOLERANCE)
 
 
-# Cases of families.py that are refused up front; all others are computed, and none is ever computed wrongly.
-REFUSED = ("internlm2",)
-SUPPORTED = tuple(name for name in families.CASES if name not in REFUSED)
-
-
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", families.CASES)
 def test_family(name: str, tmp_path: Path) -> None:
     """Checkpoints of many families, spelt as on the Hub: JAX, and the graphs of every target, against transformers.
 
@@ -77,14 +72,6 @@ def served_together(config: Config, rows: Sequence[Sample]) -> Iterator[tuple[Co
             yield replace(config, max_positions=scaling.original), short
             rows = [row for row in rows if len(row.ids) > scaling.original]
     yield config, list(rows)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_family_still_to_come(name: str, tmp_path: Path) -> None:
-    """One clear error. Support for a case moves it to the list above."""
-    folder = tiny.write_huggingface(families.load(name), tmp_path)
-    with pytest.raises(ValueError, match="support"):
-        load(open_checkpoint(folder))
 
 
 def load(checkpoint: Checkpoint) -> tuple[Config, Params]:

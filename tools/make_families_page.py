@@ -54,6 +54,7 @@ All are computed in float32, from exactly the numbers that they store.
 PLACEMENTS = {"around": "norms before and behind", "after": "norms behind", "parallel": "attention and MLP in parallel"}
 QK_NORMS = {"head": "norms of heads", "width": "norms over all heads", "head_after_rope": "norms of heads behind rope"}
 BIASES = {"qkv_bias": "q k v", "out_bias": "output", "mlp_bias": "MLP", "head_bias": "head"}
+CLASSES = {"internlm2": "InternLM2ForCausalLM"}  # those that come with the models, not with transformers
 SCALES = ("embed_scale", "residual_scale", "logit_scale")
 
 
@@ -129,7 +130,9 @@ def classes() -> dict[str, str]:
 
 
 def gguf_names(family: str) -> list[str]:
-    return sorted(name for name, one in ARCHITECTURES.items() if family in (one.family, one.mixture, one.windowed))
+    return sorted(
+        name for name, one in ARCHITECTURES.items() if family in (one.family, one.mixture, one.windowed, one.sigmoid)
+    )
 
 
 def page() -> str:
@@ -140,7 +143,7 @@ def page() -> str:
         found = dict.fromkeys(switch for config in cases.values() for switch in switches(config))
         cells = (
             f"`{family}`",
-            f"`{names[family]}`",
+            f"`{names.get(family) or CLASSES[family]}`",
             ", ".join(f"`{name}`" for name in gguf_names(family)) or "–",
             ", ".join(found) or "–",
             ", ".join(f"`{name}`" for name in cases),

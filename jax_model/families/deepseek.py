@@ -11,7 +11,7 @@ from diptych.jax_model.families.experts import mixture, read_experts
 from diptych.jax_model.families.foreign import Foreign
 from diptych.jax_model.families.llama import ATTN_NORM, EMBED, FINAL_NORM, HEAD, MLP, MLP_NORM
 from diptych.jax_model.families.rope_parameters import growth, read_rope
-from diptych.jax_model.families.table import Parameter, When, always, bias, row
+from diptych.jax_model.families.table import Filling, Parameter, Source, When, always, bias, row
 
 
 def configure_v2(hf: Foreign) -> Config:
@@ -92,32 +92,41 @@ def _mixed(config: Config, layer: Layer | None) -> bool:
 
 
 def _shared(part: str, layout: str) -> Parameter:
-    hf = f"model.layers.{{i}}.mlp.shared_experts.{part}_proj.weight"
-    return row(f"layers.{{i}}.mlp.shared.{part}", hf, None, layout, when=_mixed)
+    hf, gguf = f"model.layers.{{i}}.mlp.shared_experts.{part}_proj.weight", f"blk.{{i}}.ffn_{part}_shexp.weight"
+    return row(f"layers.{{i}}.mlp.shared.{part}", hf, gguf, layout, when=_mixed)
 
 
-def _attn(name: str, hf: str, layout: str, when: When = always) -> Parameter:
+def _attn(name: str, hf: str, gguf: str, layout: str, when: When = always) -> Parameter:
     path, stored = f"layers.{{i}}.attn.{name}", f"model.layers.{{i}}.self_attn.{hf}.weight"
-    return row(path, stored, None, layout, when=when)
+    return row(path, stored, f"blk.{{i}}.attn_{gguf}.weight", layout, when=when)
 
 
-_QUERY_DOWN = _attn("query_down", "q_a_proj", "qrank d -> d qrank", _compressed)
-_KV_DOWN = _attn("kv_down", "kv_a_proj_with_mqa", "h d -> d h")
-_OUT = _attn("out", "o_proj", "d (n value) -> (n value) d")
+_QUERY_DOWN = _attn("query_down", "q_a_proj", "q_a", "qrank d -> d qrank", _compressed)
+_KV_DOWN = _attn("kv_down", "kv_a_proj_with_mqa", "kv_a_mqa", "h d -> d h")
+_OUT = _attn("out", "o_proj", "output", "d (n value) -> (n value) d")
+# llama.cpp takes it apart, and turns the keys' part round.  Files from before that are refused: theirs has other keys.
+_KV_UP = replace(
+    _attn("kv_up", "kv_b_proj", "kv_b", "(n keyvalue) rank -> n rank keyvalue"),
+    gguf=Filling(
+        (
+            Source("blk.{i}.attn_k_b.weight", "n rank nope -> n rank nope"),
+            Source("blk.{i}.attn_v_b.weight", "n value rank -> n rank value"),
+        )
+    ),
+)
 
-# llama.cpp takes these tensors apart in ways that changed over time: no names for GGUF.
 TABLE = (
     EMBED,
     ATTN_NORM,
     _QUERY_DOWN,
     bias(_QUERY_DOWN, when=lambda config, layer: _biased(config, layer) and _compressed(config, layer)),
-    _attn("query_norm", "q_a_layernorm", "qrank -> qrank", _compressed),
-    _attn("query", "q_b_proj", "(n key) qrank -> qrank (n key)", _compressed),
-    _attn("query", "q_proj", "(n key) d -> d (n key)", _direct),
+    _attn("query_norm", "q_a_layernorm", "q_a_norm", "qrank -> qrank", _compressed),
+    _attn("query", "q_b_proj", "q_b", "(n key) qrank -> qrank (n key)", _compressed),
+    _attn("query", "q_proj", "q", "(n key) d -> d (n key)", _direct),
     _KV_DOWN,
     bias(_KV_DOWN, when=_biased),
-    _attn("kv_norm", "kv_a_layernorm", "rank -> rank"),
-    _attn("kv_up", "kv_b_proj", "(n keyvalue) rank -> n rank keyvalue"),
+    _attn("kv_norm", "kv_a_layernorm", "kv_a_norm", "rank -> rank"),
+    _KV_UP,
     _OUT,
     bias(_OUT, when=_biased),
     MLP_NORM,
@@ -126,7 +135,7 @@ TABLE = (
     row(
         "layers.{i}.mlp.router_correction",
         "model.layers.{i}.mlp.gate.e_score_correction_bias",
-        None,
+        "blk.{i}.exp_probs_b.bias",
         "e -> e",
         when=lambda config, layer: layer is not None and layer.experts is not None and layer.experts.corrected,
     ),

@@ -1,10 +1,11 @@
 """The rows of a family's table: for each parameter its path in our tree and the checkpoint tensors that fill it.
 
 Layouts are einops patterns from the stored tensor to ours.  Their letters are sizes of the configuration: ``n`` query
-heads, ``k`` key/value heads, ``h`` head size, ``d`` width, ``f`` feed-forward width, ``v`` vocabulary, ``p`` positions,
-``o`` = ``(n + 2 k) h`` the packed projections, ``e`` experts, ``m`` an expert's width, ``s`` the shared experts' width,
-``j`` = ``h / 2`` pairs of a head, ``two`` and ``three``.  So a pattern also states the shape, and reads backwards for a
-round trip.  Projections are stored input-first, ``[D, out]``: a layer applies them as ``x @ w``.
+heads, ``k`` key/value heads, ``g`` = ``n / k`` query heads that share one, ``h`` head size, ``d`` width, ``f``
+feed-forward width, ``v`` vocabulary, ``p`` positions, ``o`` = ``(n + 2 k) h`` the packed projections, ``group`` =
+``g + 2`` a key/value head's part of them, ``e`` experts, ``m`` an expert's width, ``s`` the shared experts' width,
+``j`` = ``h / 2`` pairs of a head, ``one``, ``two`` and ``three``.  So a pattern also states the shape, and reads
+backwards for a round trip.  Projections are stored input-first, ``[D, out]``: a layer applies them as ``x @ w``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = [
     "Filling",
     "Format",
     "Parameter",
+    "Part",
     "Source",
     "When",
     "always",
@@ -38,12 +40,35 @@ When: TypeAlias = Callable[[Config, Layer | None], bool]
 
 
 @dataclass(frozen=True)
+class Part:
+    """A range along one letter of a stored tensor: as long as the letter ``extent`` says, behind all of ``before``."""
+
+    letter: str
+    extent: str
+    before: tuple[str, ...] = ()
+
+    def range(self, sizes: Mapping[str, int]) -> slice:
+        """Where the part lies along its letter."""
+        start = sum(sizes[letter] for letter in self.before)
+        return slice(start, start + sizes[self.extent])
+
+
+@dataclass(frozen=True)
 class Source:
-    """One stored tensor: its name, its layout, and what is added to its values."""
+    """One stored tensor, or a part of one: its name, its layout, what is added to its values.
+
+    The layout is the whole tensor's on its left side; on the right, the part's letter has the part's extent.
+    """
 
     name: str
     layout: str
     offset: float = 0.0
+    part: Part | None = None
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape in our layout."""
+        own = {} if self.part is None else {self.part.letter: sizes[self.part.extent]}
+        return shape_of(self.layout.split("->")[1], {**sizes, **own})
 
 
 @dataclass(frozen=True)
@@ -73,7 +98,7 @@ class Parameter:
         sizes = config.sizes(self.layer)
         if self.huggingface.join is not None:
             return shape_of(self.huggingface.join.split("->")[1], sizes)
-        shapes = [shape_of(source.layout.split("->")[1], sizes) for source in self.huggingface.sources]
+        shapes = [source.shape(sizes) for source in self.huggingface.sources]
         return (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
 
 
@@ -115,7 +140,9 @@ def bias(weight: Parameter, *, when: When = always) -> Parameter:
     """The bias that belongs to a row of a projection or a norm: named as its weight, in the order of its outputs."""
 
     def beside(filling: Filling) -> Filling:
-        return Filling(tuple(Source(_bias_name(one.name), _outputs(one.layout)) for one in filling.sources))
+        return Filling(
+            tuple(Source(_bias_name(one.name), _outputs(one.layout), part=one.part) for one in filling.sources)
+        )
 
     stored = None if weight.gguf is None else beside(weight.gguf)
     return Parameter(f"{weight.path}_bias", beside(weight.huggingface), stored, when)

@@ -45,6 +45,7 @@ _READ = {
 # Without meaning for a model that has no experts and no scaling that would use them.
 _IDLE = {"expert_used_count", "rope.scaling.finetuned", "tensor_data_layout"}
 _DEFAULT_BASE = 10_000.0
+_GATING, _SOFTMAX, _SIGMOID = "expert_gating_func", 1, 2
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 
 
@@ -52,9 +53,9 @@ _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_patter
 class Architecture:
     """``family`` is Hugging Face's name; ``rest`` translates what is the architecture's own, read from ``keys``.
 
-    A file that counts experts is of the family ``mixture``, if there is one, and one with a window of ``windowed``.
-    ``eps`` is the epsilon of its norms, under Hugging Face's name and GGUF's.  In a ``partial`` one rope may turn a
-    part of each head.
+    A file that counts experts is of the family ``mixture``, if there is one, one with a window of ``windowed``, and one
+    whose experts are chosen by sigmoids of ``sigmoid``.  ``eps`` is the epsilon of its norms, under Hugging Face's name
+    and GGUF's.  In a ``partial`` one rope may turn a part of each head; in a ``latent`` one keys and values differ.
     """
 
     family: str
@@ -64,9 +65,13 @@ class Architecture:
     windowed: str | None = None
     eps: tuple[str, str] = ("rms_norm_eps", _RMS_EPS)
     partial: bool = False
+    latent: bool = False
+    sigmoid: str | None = None
 
     def family_of(self, gguf: Foreign) -> str:
         """The family of one file."""
+        if gguf.get(_GATING, _SOFTMAX) == _SIGMOID and self.sigmoid is not None:
+            return self.sigmoid
         if gguf.get("expert_count", 0) and self.mixture is not None:
             return self.mixture
         return (self.windowed if gguf.get(_WINDOW, 0) else None) or self.family
@@ -87,6 +92,11 @@ def _llama(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
     return {**_plain(gguf, shared), **experts}
 
 
+def _internlm2(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp's converter knows no biases."""
+    return {**_plain(gguf, shared), "bias": False}
+
+
 def _smollm3(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
     """Every fourth layer has no rope: llama.cpp's loader knows no other period."""
     turns = [int((i + 1) % 4 != 0) for i in range(shared["num_hidden_layers"])]
@@ -99,7 +109,7 @@ def _ernie4_5(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
 
 def _qwen_moe(gguf: Foreign, shared: dict[str, Any], *, normalised: bool) -> dict[str, Any]:
     """``normalised``: what llama.cpp's loader takes for granted of the architecture."""
-    gguf.expect("expert_gating_func", 1)  # softmax
+    gguf.expect(_GATING, _SOFTMAX)
     F, used = shared["intermediate_size"], gguf.size("expert_used_count")
     return {
         **_plain(gguf, shared),
@@ -269,6 +279,50 @@ def _nemotron(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
     return {**_plain(gguf, shared), "hidden_act": "relu2"}
 
 
+def _deepseek2(gguf: Foreign, shared: dict[str, Any]) -> dict[str, Any]:
+    """Files know nothing of YaRN's ``mscale`` but that it is ``mscale_all_dim``, of which they hold a tenth.
+
+    llama.cpp ranks groups of experts by their two best; those that are chosen by a softmax were trained with the best.
+    """
+    gguf.expect(_GATING, _SOFTMAX, _SIGMOID)
+    if gguf.find("attention.key_length_mla") is None:
+        raise ValueError(
+            f"{gguf.origin}: there is no 'attention.key_length_mla', as in files of older versions of llama.cpp, which "
+            "store keys and values together; convert the model again"
+        )
+    turning, N = gguf.size("rope.dimension_count"), shared["num_attention_heads"]
+    rope = _scaled(gguf, gguf.get("rope.freq_base", _DEFAULT_BASE), shared)
+    if rope["rope_type"] == "yarn" and (tenth := gguf.get("rope.scaling.yarn_log_multiplier", 0.0)):
+        growing = round(10 * tenth, 6)  # 0.07 is stored in single precision
+        rope |= {"mscale": growing, "mscale_all_dim": growing}
+    groups = gguf.size("expert_group_count", 1)
+    if gguf.get(_GATING, _SOFTMAX) == _SIGMOID:
+        choice = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    else:
+        choice = {"scoring_func": "softmax", "topk_method": "greedy" if groups == 1 else "group_limited_greedy"}
+    return {
+        **choice,
+        "attention_bias": False,
+        "first_k_dense_replace": gguf.get("leading_dense_block_count", 0),
+        "hidden_act": "silu",
+        "kv_lora_rank": gguf.size("attention.kv_lora_rank"),
+        "moe_intermediate_size": gguf.size("expert_feed_forward_length"),
+        "n_group": groups,
+        "n_routed_experts": gguf.size("expert_count"),
+        "n_shared_experts": gguf.size("expert_shared_count"),
+        "norm_topk_prob": gguf.get("expert_weights_norm", False),
+        "num_experts_per_tok": gguf.size("expert_used_count"),
+        "num_key_value_heads": N,
+        "q_lora_rank": gguf.get("attention.q_lora_rank", 0) or None,
+        "qk_nope_head_dim": gguf.size("attention.key_length_mla") - turning,
+        "qk_rope_head_dim": turning,
+        "rope_parameters": rope,
+        "routed_scaling_factor": gguf.get("expert_weights_scale", 0.0) or 1.0,
+        "topk_group": gguf.size("expert_group_used_count", 1),
+        "v_head_dim": gguf.size("attention.value_length_mla"),
+    }
+
+
 def _windowed(gguf: Foreign, layers: int, period: int) -> list[str]:
     """The kind of each layer: every ``period``-th sees everything, unless the file has a rule of its own."""
     pattern = gguf.find(_PATTERN)
@@ -322,9 +376,24 @@ _EXPERTS = frozenset(
     {
         "expert_count",
         "expert_feed_forward_length",
-        "expert_gating_func",
+        _GATING,
         "expert_shared_feed_forward_length",
         "expert_weights_norm",
+    }
+)
+
+_LATENT = frozenset(
+    {
+        "attention.key_length_mla",
+        "attention.kv_lora_rank",
+        "attention.q_lora_rank",
+        "attention.value_length_mla",
+        "expert_group_count",
+        "expert_group_used_count",
+        "expert_shared_count",
+        "expert_weights_scale",
+        "leading_dense_block_count",
+        "rope.scaling.yarn_log_multiplier",
     }
 )
 
@@ -339,8 +408,12 @@ ARCHITECTURES = {
     "llama": Architecture("llama", _llama, frozenset({"expert_count", "rope.factors"}), mixture="mixtral"),
     "cohere2": Architecture("cohere2", _cohere2, _WINDOWS | {"logit_scale"}, eps=_LAYER_NORM),
     "command-r": Architecture("cohere", _cohere, frozenset({"logit_scale"}), eps=_LAYER_NORM),
+    "deepseek2": Architecture(
+        "deepseek_v2", _deepseek2, _LATENT | _EXPERTS, partial=True, latent=True, sigmoid="deepseek_v3"
+    ),
     "ernie4_5": Architecture("ernie4_5", _ernie4_5),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", _plain),
+    "internlm2": Architecture("internlm2", _internlm2),
     "qwen2": Architecture("qwen2", _plain),
     "qwen2moe": Architecture("qwen2_moe", functools.partial(_qwen_moe, normalised=False), _EXPERTS),
     "qwen3": Architecture("qwen3", _plain),
@@ -396,7 +469,8 @@ def _shared(gguf: Foreign, vocabulary: int, architecture: Architecture) -> dict[
     shared: dict[str, Any] = {hf: gguf.size(key) for hf, key in _SIZES.items()}
     D, N = shared["hidden_size"], shared["num_attention_heads"]
     H = gguf.size("attention.key_length", D // N or None)
-    gguf.expect("attention.value_length", H)
+    if not architecture.latent:
+        gguf.expect("attention.value_length", H)
     if not architecture.partial:
         gguf.expect("rope.dimension_count", H)
     eps, stored_eps = architecture.eps

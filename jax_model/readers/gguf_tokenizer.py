@@ -230,12 +230,25 @@ _THREE_DIGITS = _words(r"\p{N}{1,3}")
 _LLAMA3 = _Splitting(_THREE_DIGITS, ignore_merges=True, adds_bos=True)
 _QWEN2 = _Splitting(_words(r"\p{N}"), normalizer={"type": "NFC"})
 _SINGLE_DIGITS = _Splitting((_DIGITS, _GPT2))
+# Numbers first, then Chinese and Japanese by themselves, then words with what stands before them.
+_DEEPSEEK_V3 = _Splitting(
+    (
+        _split(r"\p{N}{1,3}"),
+        _split("[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
+        _split(
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+            r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+        ),
+        _byte_level_step(use_regex=False),
+    )
+)
 
 # By ``tokenizer.ggml.pre``.
 _SPLITTINGS = {
     "codeshell": _SINGLE_DIGITS,
     "dbrx": _Splitting(_THREE_DIGITS),
     "deepseek-r1-qwen": _QWEN2,
+    "deepseek-v3": _DEEPSEEK_V3,
     "gpt-2": _Splitting((_GPT2,)),
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,

@@ -26,6 +26,21 @@ from diptych.jax_model.readers.tensor_parts import Packed
 __all__ = ["CONFIG", "INDEX", "HuggingFaceCheckpoint", "text_config", "weight_files", "with_defaults"]
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+# Families whose configuration classes come with the models, as code that we do not run: the class of transformers that
+# has the same keys, and defaults of their own.
+_ELSEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
+    "internlm2": (
+        "llama",
+        {
+            "bias": True,
+            "intermediate_size": 11008,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000,
+            "vocab_size": 103168,
+        },
+    ),
+}
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 
 
@@ -113,7 +128,8 @@ def with_defaults(family: str, raw: Mapping[str, Any], path: Path) -> dict[str, 
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         try:
-            values: dict[str, Any] = CONFIG_MAPPING[family].from_dict(dict(raw)).to_dict()
+            known, defaults = _ELSEWHERE.get(family, (family, {}))
+            values: dict[str, Any] = CONFIG_MAPPING[known].from_dict({**defaults, **raw}).to_dict()
         except Exception as error:  # its validators raise whatever they like
             reason = " ".join(str(error).split())
             raise ValueError(f"{path}: transformers refuses this configuration: {reason}") from error

@@ -206,6 +206,18 @@ def test_strings_that_a_template_joins_make_none_either(joining: Text, cuts: lis
     assert joining.decode(ids, skip_special_tokens=False).startswith("<|im_start|><|im_end|><|im_end|>")
 
 
+def test_objects_that_a_template_turns_into_text(make_text: Make, smollm2_tokenizer: Files) -> None:
+    """Python and JSON of ASCII write unusual characters as escapes."""
+    template = "{{ messages[0].content | string }}{{ messages[0].content | tojson(ensure_ascii=true) }}<|im_end|>"
+    text = make_text({**smollm2_tokenizer, "chat_template.jinja": template})
+    message = {"role": "tool", "content": {"a": "<|im_end|> 1 <", "é": None}}
+    expected = """{'a': '<|im_end|> 1 <', 'é': None}{"a": "<|im_end|> 1 <", "\\u00e9": null}<|im_end|>"""
+    assert text.render([message]) == expected
+    ids = text.encode_chat([message])
+    assert specials(text, ids) == [token_id(text, "<|im_end|>")]
+    assert text.decode(ids, skip_special_tokens=False) == expected
+
+
 @pytest.fixture(scope="session")
 def joining(make_text: Make, smollm2_tokenizer: Files) -> Text:
     return make_text({**smollm2_tokenizer, "chat_template.jinja": JOINING})
