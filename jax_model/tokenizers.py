@@ -211,6 +211,8 @@ def _converted(folder: Path) -> str:
     """A tokenizer.json that transformers makes of an older kind of vocabulary."""
     if not any((folder / name).is_file() for name in _OLD_VOCABULARIES):
         raise FileNotFoundError(f"{folder}: no {TOKENIZER}")
+    if (folder / "tokenizer.model").is_file():
+        import sentencepiece  # noqa: F401  # transformers reads it with this, and without says that tiktoken is missing
     from transformers import AutoTokenizer
 
     try:

@@ -9,7 +9,19 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 # The import names that the extra `export` brings.
 EXPORT_EXTRA = frozenset(
-    ("jax", "flax", "orbax", "onnx_ir", "transformers", "huggingface_hub", "safetensors", "gguf", "einops", "ml_dtypes")
+    (
+        "jax",
+        "flax",
+        "orbax",
+        "onnx_ir",
+        "transformers",
+        "huggingface_hub",
+        "sentencepiece",
+        "safetensors",
+        "gguf",
+        "einops",
+        "ml_dtypes",
+    )
 )
 
 
