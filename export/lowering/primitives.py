@@ -60,23 +60,23 @@ for _name in _LOGICAL:
 
 
 @primitive("shift_right_logical", lazy=True)
-def _shift_right(ctx: Context, x: Operand, y: Operand) -> Operand:
+def _shift_right(ctx: Context, x: Operand, y: Operand, **_: Any) -> Operand:
     return ctx.op("BitShift", x, y, like=broadcast(ctx, x, y), direction="RIGHT")
 
 
 @primitive("ne", lazy=True)
-def _ne(ctx: Context, x: Operand, y: Operand) -> Operand:
+def _ne(ctx: Context, x: Operand, y: Operand, **_: Any) -> Operand:
     aval = broadcast(ctx, x, y)
     return ctx.op("Not", ctx.op("Equal", x, y, like=aval), like=aval)
 
 
 @primitive("rem", lazy=True)
-def _rem(ctx: Context, x: Operand, y: Operand) -> Operand:
+def _rem(ctx: Context, x: Operand, y: Operand, **_: Any) -> Operand:
     return ctx.op("Mod", x, y, like=broadcast(ctx, x, y), fmod=1)  # the sign of the dividend, as in JAX
 
 
 @primitive("square", lazy=True)
-def _square(ctx: Context, x: Operand) -> Operand:
+def _square(ctx: Context, x: Operand, **_: Any) -> Operand:
     return ctx.op("Mul", x, x, like=broadcast(ctx, x))
 
 
@@ -87,18 +87,18 @@ def _rsqrt(ctx: Context, x: Operand, **_: Any) -> Operand:
 
 
 @primitive("erfc", lazy=True)
-def _erfc(ctx: Context, x: Operand) -> Operand:
+def _erfc(ctx: Context, x: Operand, **_: Any) -> Operand:
     aval = broadcast(ctx, x)
     return ctx.op("Sub", np.array(1, aval.dtype), ctx.op("Erf", x, like=aval), like=aval)
 
 
 @primitive("integer_pow", lazy=True)
-def _integer_pow(ctx: Context, x: Operand, *, y: int) -> Operand:
+def _integer_pow(ctx: Context, x: Operand, *, y: int, **_: Any) -> Operand:
     return ctx.op("Pow", x, np.array(y, ctx.in_avals[0].dtype), like=broadcast(ctx, x))
 
 
 @primitive("select_n", lazy=True)
-def _select_n(ctx: Context, which: Operand, *cases: Operand) -> Operand:
+def _select_n(ctx: Context, which: Operand, *cases: Operand, **_: Any) -> Operand:
     no, yes = cases
     return ctx.op("Where", which, yes, no, like=broadcast(ctx, which, yes, no))
 
@@ -125,7 +125,7 @@ for _name, _op_type in _REDUCTIONS.items():
 
 
 @primitive("argmax")
-def _argmax(ctx: Context, x: Operand, *, axes: Sequence[int], index_dtype: Any) -> Operand:
+def _argmax(ctx: Context, x: Operand, *, axes: Sequence[int], index_dtype: Any, **_: Any) -> Operand:
     index = ctx.op("ArgMax", x, like=Aval(ctx.out_avals[0].shape, np.dtype(np.int64)), axis=axes[0], keepdims=0)
     return ctx.graph.cast(index, index_dtype)
 
@@ -136,7 +136,7 @@ def _reshape(ctx: Context, x: Operand, **_: Any) -> Operand:
 
 
 @primitive("transpose")
-def _transpose(ctx: Context, x: Operand, *, permutation: Sequence[int]) -> Operand:
+def _transpose(ctx: Context, x: Operand, *, permutation: Sequence[int], **_: Any) -> Operand:
     return ctx.graph.transpose(x, ctx.in_avals[0].shape, permutation)
 
 
@@ -161,34 +161,34 @@ def _iota(ctx: Context, *, dtype: Any, shape: Sequence[Dim], dimension: int, **_
 
 
 @primitive("dim_as_value")
-def _dim_as_value(ctx: Context, *, dim: Dim) -> Operand:
+def _dim_as_value(ctx: Context, *, dim: Dim, **_: Any) -> Operand:
     return ctx.graph.cast(ctx.graph.reshape(ctx.graph.dim(dim), (1,), ()), ctx.out_avals[0].dtype)
 
 
 @primitive("concatenate")
-def _concatenate(ctx: Context, *operands: Operand, dimension: int) -> Operand:
+def _concatenate(ctx: Context, *operands: Operand, dimension: int, **_: Any) -> Operand:
     return ctx.op("Concat", *operands, axis=dimension)
 
 
 @primitive("stack")
-def _stack(ctx: Context, *operands: Operand, axis: int) -> Operand:
+def _stack(ctx: Context, *operands: Operand, axis: int, **_: Any) -> Operand:
     return ctx.op("Concat", *(ctx.graph.unsqueeze(x, [axis]) for x in operands), axis=axis)
 
 
 @primitive("split")
-def _split(ctx: Context, x: Operand, *, sizes: Sequence[Dim], axis: int) -> Sequence[Operand]:
+def _split(ctx: Context, x: Operand, *, sizes: Sequence[Dim], axis: int, **_: Any) -> Sequence[Operand]:
     return ctx.graph.ops("Split", x, ctx.graph.shape(sizes), like=list(ctx.out_avals), axis=axis)
 
 
 @primitive("slice")
-def _slice(ctx: Context, x: Operand, *, start_indices: Any, limit_indices: Any, strides: Any) -> Operand:
+def _slice(ctx: Context, x: Operand, *, start_indices: Any, limit_indices: Any, strides: Any, **_: Any) -> Operand:
     rank = range(len(start_indices))
     steps = strides or [1 for _ in rank]
     return ctx.op("Slice", x, *map(ctx.graph.shape, (start_indices, limit_indices)), int64(*rank), int64(*steps))
 
 
 @primitive("cumsum")
-def _cumsum(ctx: Context, x: Operand, *, axis: int, reverse: bool) -> Operand:
+def _cumsum(ctx: Context, x: Operand, *, axis: int, reverse: bool, **_: Any) -> Operand:
     return ctx.op("CumSum", x, np.array(axis), reverse=int(reverse))
 
 
