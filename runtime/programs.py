@@ -40,7 +40,8 @@ def open_programs(
     """Open the graphs.
 
     Every ONNX Runtime session packs its own copy of the weights, so ``"one"`` needs about half the memory of ``"two"``;
-    ``"two"`` lets each program have the graph that was made for it.
+    ``"two"`` lets each program have the graph that was made for it.  With integer weights decode in prefill's graph is
+    many times slower: that graph computes in float32.
 
     Raises ValueError for an unknown option, a provider that is not there, or a graph that does not load or does not
     have the inputs and outputs that the manifest promises.

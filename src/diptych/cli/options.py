@@ -22,7 +22,10 @@ Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Makes sampling 
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be given several times.")]
 System = Annotated[str | None, typer.Option("--system", help="The system message of the chat template.")]
 SessionsOption = Annotated[
-    Sessions, typer.Option("--sessions", help="One session for both phases needs about half the memory.")
+    Sessions,
+    typer.Option(
+        "--sessions", help="One session for both phases needs about half the memory; slow with integer weights."
+    ),
 ]
 Adapters = Annotated[
     list[str] | None,
