@@ -1,8 +1,8 @@
 """The arithmetic of products with blocks of integers: float32, or activations rounded to eight bits.
 
-ONNX Runtime's ``MatMulNBits`` calls the two accuracy levels 1 and 4.  Decode is many times as fast with 4, and has it
-where the model bears it.  Prefill has 1: the first tokens of a prompt, which all later ones attend to, have activations
-so large that rounding them can turn an answer into noise, while means over a text hardly move (docs/facts.md).
+ONNX Runtime's ``MatMulNBits`` calls the two accuracy levels 1 and 4.  Level 1 unpacks every matrix at every call,
+whatever the number of tokens; level 4 computes with the integers, many times as fast for a few tokens (docs/facts.md).
+So both programs have 4 where the model bears it, else 1.
 """
 
 from __future__ import annotations

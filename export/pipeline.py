@@ -106,7 +106,7 @@ def export(
 
     ``quantize`` is ``"keep"`` (the checkpoint's own blocks of integers, exactly), ``"int4"``, ``"int8"``, ``"none"``
     or a :class:`Recipe`; by default ``"keep"`` where there are blocks, else ``"none"``.
-    ``accuracy_level`` is that of decode's products with blocks: 1 computes in float32, 4 rounds activations to 8 bits,
+    ``accuracy_level`` is that of products with blocks: 1 computes in float32, 4 rounds activations to 8 bits,
     which is faster; by default 4 where that is measured to change next to nothing, else 1 (and 1 where nothing is run).
     ``max_context`` is the longest sequence that the artifact serves: by default the model's own, at most 8192 (and for
     LongRoPE at most the original length, see :func:`_default_context`).
@@ -255,8 +255,8 @@ def _write(folder: Path, job: _Job, stages: _Stages) -> tuple[dict[str, Any], li
     quantization = _describe_quantization(job, tensors)
     if quantization is not None:
         with stages("accuracy level"):
-            level, scores = _decode_level(folder, job, lowered, slots)
-            quantization |= {"accuracy_level": {"prefill": 1, "decode": level}, "quality": scores}
+            level, scores = _choose_level(folder, job, lowered, slots)
+            quantization |= {"accuracy_level": level, "quality": scores}
     with stages("hashes"):
         content = manifest(
             name=job.name,
@@ -363,12 +363,13 @@ def _describe_quantization(job: _Job, tensors: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def _decode_level(
+def _choose_level(
     folder: Path, job: _Job, lowered: Mapping[str, Lowered], slots: Mapping[str, weights.Slot]
 ) -> tuple[int, dict[str, Any]]:
-    """The accuracy level of decode, and what it costs where that was measured; writes decode's graph with it.
+    """The accuracy level, and what it costs where that was measured; writes both graphs with it.
 
-    The cost of level 4 is measured in the graph of prefill, which reads a text in one go; its products are the same.
+    The cost of level 4 is measured in the graph of prefill, which reads a text in one go; decode's products are the
+    same.
     """
     from diptych.export import quality
 
@@ -383,9 +384,9 @@ def _decode_level(
         scores = quality.compare(exact, quality.OrtReader(job.config, folder / f"{probe}.onnx"), texts)
         (folder / f"{probe}.onnx").unlink()
         level = 4 if max(score.kl for score in scores.values()) <= LEVEL_4.value else 1
-    if level != 1:
-        set_accuracy_level(lowered["decode"].model, level)
-        _write_graph(folder, "decode", lowered["decode"], slots)
+    for program, one in lowered.items():
+        set_accuracy_level(one.model, level)
+        _write_graph(folder, program, one, slots)
     return level, {"level_4_against_1": quality.score_json(scores)} if scores else {}
 
 

@@ -96,6 +96,9 @@ Question: What is the boiling point of water? Answer: It depends on the pressure
 """
 
 
-def encode(tokenizer: str, text: str, V: int) -> list[int]:
-    """The tokens of ``text`` by a ``tokenizer.json``, without those that a model of V tokens has no row for."""
-    return [i for i in Tokenizer.from_str(tokenizer).encode(text).ids if i < V]
+def encode(tokenizer: str, text: str, V: int, *, begins: bool = True) -> list[int]:
+    """The tokens of ``text`` by a ``tokenizer.json``, without those that a model of V tokens has no row for.
+
+    ``begins``: the token that begins a text comes first, where the tokenizer has one; a chat template writes its own.
+    """
+    return [i for i in Tokenizer.from_str(tokenizer).encode(text, add_special_tokens=begins).ids if i < V]

@@ -6,6 +6,7 @@ vocabulary of 262144 never has more than a piece of a text in memory.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 
 from diptych.export import prompts
 from diptych.jax_model.config import Config
+from diptych.runtime.chat_template import ChatTemplate
+from diptych.runtime.text import token_names
 
 __all__ = [
     "JaxReader",
@@ -44,7 +47,27 @@ def texts(folder: Path, V: int, limit: int) -> dict[str, list[int]]:
         return {"arbitrary": [(7919 * i + 13) % V for i in range(limit)]}
     tokenizer = path.read_text(encoding="utf-8")
     named = {"prose": prompts.LONG, "code": prompts.CODE, "question": prompts.QUESTION}
-    return {name: prompts.encode(tokenizer, text, V)[:limit] for name, text in named.items()}
+    found = {name: prompts.encode(tokenizer, text, V) for name, text in named.items()}
+    if chat := _chat(folder):
+        found["chat"] = prompts.encode(tokenizer, chat, V, begins=False)
+    return {name: tokens[:limit] for name, tokens in found.items()}
+
+
+def _chat(folder: Path) -> str | None:
+    """A question as the chat template writes it; None where there is no template, or it wants more than a question.
+
+    It begins with control tokens, to which all others attend: a model is in other states there than in plain text.
+    """
+    source, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if not source.is_file():
+        return None
+    names = token_names(json.loads(config.read_text(encoding="utf-8"))) if config.is_file() else {}
+    messages = [{"role": "user", "content": prompts.SHORT}]
+    variables = {**names, "messages": messages, "add_generation_prompt": True}
+    try:
+        return ChatTemplate(source.read_text(encoding="utf-8")).render(variables)
+    except ValueError:
+        return None
 
 
 class Reader(Protocol):

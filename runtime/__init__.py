@@ -3,13 +3,13 @@
 ::
 
     model = load("artifacts/smollm2-135m-instruct")
-    print(model.generate("What is the capital of France?", max_tokens=64).text)
+    print(model.generate("Tell me the capital of France.", max_tokens=64).text)
 
     for piece in model.stream([{"role": "user", "content": "Tell me more."}], temperature=0.7, seed=1):
         print(piece, end="", flush=True)
 
 A prompt goes through :mod:`text` (token ids), :mod:`generate` (the loop), :mod:`session` (rows and their cache) to the
-graphs that :mod:`programs` opened.
+graphs that :mod:`programs` opened as :mod:`settings` say.
 """
 
 from diptych.runtime.generate import Generation, Result, Timing, Usage

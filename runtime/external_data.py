@@ -24,6 +24,7 @@ _FIELDS: dict[str, dict[int, str]] = {
     "Tensor": {13: "Entry"},
 }
 _KEY, _VALUE = 1, 2  # of an Entry
+_LOCATION = b"location"
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _DEEPEST = 100  # protobuf's own limit
 
@@ -55,14 +56,14 @@ def _locations(content: mmap.mmap, start: int, end: int, message: str, depth: in
         child = children.get(number)
         if child == "Entry":
             yield from _location(content, first, last)
-        elif child:
+        elif child and content.find(_LOCATION, first, last) >= 0:  # most nodes and attributes hold no tensor
             yield from _locations(content, first, last, child, depth + 1)
 
 
 def _location(content: mmap.mmap, start: int, end: int) -> Iterator[str]:
     """The value of an entry whose key is "location". Of a field that is repeated the last one counts."""
     fields = {number: content[first:last] for number, first, last in _payloads(content, start, end)}
-    if fields.get(_KEY) == b"location":
+    if fields.get(_KEY) == _LOCATION:
         yield fields.get(_VALUE, b"").decode("utf-8")
 
 

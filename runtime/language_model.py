@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -14,9 +15,11 @@ import numpy.typing as npt
 from diptych.runtime.generate import Completion, Generation, Prompt, Result, run_batch
 from diptych.runtime.manifest import Manifest, read_object
 from diptych.runtime.options import OptionNames, Options, recommended
-from diptych.runtime.programs import Programs, Sessions, open_programs
+from diptych.runtime.programs import Programs, open_programs
 from diptych.runtime.session import Session, token_ids
+from diptych.runtime.settings import Sessions, Settings, choose
 from diptych.runtime.text import Message, Text
+from diptych.runtime.tuning import remembered
 
 PromptLike = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Message]
 
@@ -24,15 +27,19 @@ PromptLike = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Messa
 def load(
     path: str | Path,
     *,
-    sessions: Sessions = "two",
+    sessions: Sessions | None = None,
     threads: int | None = None,
+    spinning: bool | None = None,
+    float32_prefill: bool | None = None,
     provider: str = "cpu",
     check_hashes: bool = False,
 ) -> LanguageModel:
     """Open an artifact.
 
-    ``sessions="one"`` uses the prefill graph for both phases and about half the memory; ``threads`` defaults to the
-    physical cores; ``provider`` is ONNX Runtime's, such as ``"cpu"`` or ``"cuda"``, and never replaced by another;
+    ``sessions``, ``threads``, ``spinning`` and ``float32_prefill`` are explained at
+    :class:`~diptych.runtime.settings.Settings`; where none is given, what ``diptych tune`` found on this machine
+    counts, else the defaults: one session, a thread for each physical core, spinning.  ``model.settings`` tells what
+    was chosen and why.  ``provider`` is ONNX Runtime's, such as ``"cpu"`` or ``"cuda"``, and never replaced by another;
     ``check_hashes`` reads every file and compares it with the manifest.
 
     Raises FileNotFoundError when there is no artifact, ValueError when it is damaged, not to be trusted, or cannot run
@@ -41,8 +48,12 @@ def load(
     manifest = Manifest.open(path, check_hashes=check_hashes)
     if manifest.verification == "failed":
         warnings.warn(f"{path}: the export found that this artifact does not agree with its source", stacklevel=2)
-    text = Text(manifest)
-    return LanguageModel(manifest, open_programs(manifest, sessions=sessions, threads=threads, provider=provider), text)
+    asked = {"sessions": sessions, "threads": threads, "spinning": spinning, "float32_prefill": float32_prefill}
+    settings = choose(asked, remembered(manifest))
+    with ThreadPoolExecutor(1) as other:  # ONNX Runtime packs weights without Python
+        text = other.submit(Text, manifest)
+        programs = open_programs(manifest, settings, provider=provider)
+    return LanguageModel(manifest, programs, text.result())
 
 
 class LanguageModel:
@@ -59,14 +70,9 @@ class LanguageModel:
         return self._programs.provider
 
     @property
-    def sessions(self) -> Sessions:
-        """``"two"``: each program has its ONNX Runtime session; ``"one"``: prefill serves for both."""
-        return self._programs.sessions
-
-    @property
-    def threads(self) -> int:
-        """Threads of each ONNX Runtime session; 0 where ONNX Runtime chooses."""
-        return self._programs.threads
+    def settings(self) -> Settings:
+        """How it runs here, and why so."""
+        return self._programs.settings
 
     @property
     def recommended(self) -> OptionNames:
@@ -158,8 +164,7 @@ class LanguageModel:
             "model": self.manifest.name,
             "target": self.manifest.target,
             "provider": self.provider,
-            "sessions": self.sessions,
-            "threads": self.threads,
+            **self.settings.to_json(),
         }
 
     def _prompt(self, prompt: PromptLike, options: Options) -> Prompt:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, get_args
 
 import onnxruntime as ort
 
 from diptych.runtime.manifest import FILE, Manifest, Signature
-
-Sessions = Literal["two", "one"]
+from diptych.runtime.settings import Settings
 
 _ELEMENT_TYPES = {"float": "float32", "double": "float64"}  # ONNX Runtime's names where they are not NumPy's
 
@@ -27,49 +24,33 @@ class Programs:
     prefill: ort.InferenceSession
     decode: ort.InferenceSession | None
     provider: str
-    threads: int
-
-    @property
-    def sessions(self) -> Sessions:
-        return "one" if self.decode is None else "two"
+    settings: Settings
 
 
-def open_programs(
-    manifest: Manifest, *, sessions: Sessions = "two", threads: int | None = None, provider: str = "cpu"
-) -> Programs:
+def open_programs(manifest: Manifest, settings: Settings, *, provider: str = "cpu") -> Programs:
     """Open the graphs.
 
-    Every ONNX Runtime session packs its own copy of the weights, so ``"one"`` needs about half the memory of ``"two"``;
-    ``"two"`` lets each program have the graph that was made for it.  With integer weights decode in prefill's graph is
-    many times slower: that graph computes in float32.
-
-    Raises ValueError for an unknown option, a provider that is not there, or a graph that does not load or does not
-    have the inputs and outputs that the manifest promises.
+    Raises ValueError for a provider that is not there, or a graph that does not load or does not have the inputs and
+    outputs that the manifest promises.
     """
-    if sessions not in get_args(Sessions):
-        raise ValueError(f"sessions must be one of {', '.join(get_args(Sessions))}, not {sessions!r}")
-    if threads is None:
-        threads = physical_cores()
-    elif type(threads) is not int or threads < 1:
-        raise ValueError(f"threads must be an integer of at least 1, not {threads!r}")
     chosen = _find_provider(provider)
-    opened = [
-        _open(manifest, name, threads, chosen) for name in (["prefill", "decode"] if sessions == "two" else ["prefill"])
-    ]
-    return Programs(manifest, opened[0], opened[1] if len(opened) == 2 else None, _short(provider), threads)
+    prefill = _open(manifest, "prefill", settings, chosen)
+    decode = _open(manifest, "decode", settings, chosen) if settings.sessions == "two" else None
+    return Programs(manifest, prefill, decode, _short(provider), settings)
 
 
-def _open(manifest: Manifest, name: str, threads: int, provider: str) -> ort.InferenceSession:
+def _open(manifest: Manifest, name: str, settings: Settings, provider: str) -> ort.InferenceSession:
     path = manifest.folder / manifest.programs[name].file
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = settings.threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # errors come as exceptions; the log would repeat them on stderr
-    # Threads that wait by spinning gain a little on an idle machine, and lose half the speed on a busy one.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.enable_mem_pattern = False  # plans memory once per shape, and prompts come in every length
-    options.add_session_config_entry("session.load_model_format", "ONNX")  # the one format that we looked through
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    entries = _ENTRIES | {"session.intra_op.allow_spinning": str(int(settings.spinning))}
+    if settings.float32_prefill and name == "prefill":
+        entries["mlas.qnbit.force_fp32"] = "1"
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
     try:
         session = ort.InferenceSession(_as_utf8(path), options, providers=[provider], enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors share no class
@@ -82,6 +63,14 @@ def _open(manifest: Manifest, name: str, threads: int, provider: str) -> ort.Inf
         _check_provider(session, provider, path)
     _check_signatures(session, manifest, name)
     return session
+
+
+_ENTRIES = {
+    "session.load_model_format": "ONNX",  # the one format that we looked through
+    "session.record_ep_graph_assignment_info": "1",
+    "session.intra_op.spin_duration_us": "1000",  # between two nodes, and not while the application does something else
+    "session.prepack.enable_parallel": "1",
+}
 
 
 def _as_utf8(path: Path) -> str:
@@ -179,31 +168,3 @@ def _described(signatures: Sequence[Signature]) -> set[str]:
         f"{s.name} {s.dtype}[{', '.join(str(size) if isinstance(size, int) else '·' for size in s.shape)}]"
         for s in signatures
     }
-
-
-def physical_cores() -> int:
-    """Cores that this process may use, hyper-threads counted once and a container's CPU quota respected.
-
-    Where the system does not tell (only Linux does, in files), 0: ONNX Runtime then counts for itself.
-    """
-    if not hasattr(os, "sched_getaffinity"):
-        return 0
-    cores = {_siblings(cpu) for cpu in os.sched_getaffinity(0)}
-    return max(1, min(len(cores), _quota()))
-
-
-def _siblings(cpu: int) -> str:
-    try:
-        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
-    except OSError:
-        return str(cpu)
-
-
-def _quota() -> int:
-    """CPUs' worth of time that the control group grants, rounded up (kernel documentation: cgroup-v2, ``cpu.max``)."""
-    try:
-        text = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii")
-    except OSError:
-        return 1 << 16
-    granted = re.fullmatch(r"(\d+) (\d+)\s*", text)
-    return -(-int(granted[1]) // int(granted[2])) if granted else 1 << 16

@@ -112,7 +112,7 @@ class Text:
             )
         _check_messages(messages)
         given = self._guard({**_TEMPLATE_DEFAULTS, **variables, "messages": [_without_nulls(m) for m in messages]})
-        text = self._template.render({**_token_names(self._config), **given})
+        text = self._template.render({**token_names(self._config), **given})
         return text.replace(ESCAPED_BREAK, BREAK)
 
     @cached_property
@@ -154,7 +154,7 @@ def _chat_template(manifest: Manifest, config: Mapping[str, Any]) -> str | None:
     return found
 
 
-def _token_names(config: Mapping[str, Any]) -> dict[str, str]:
+def token_names(config: Mapping[str, Any]) -> dict[str, str]:
     """``bos_token`` and the like, for templates; tokenizer_config.json holds their text plain or in an object."""
     tokens = {name: value for name, value in config.items() if name.endswith("_token") and value}
     return {name: value["content"] if isinstance(value, Mapping) else value for name, value in tokens.items()}

@@ -21,6 +21,12 @@ settings.register_profile("ci", settings.get_profile("diptych"), derandomize=Tru
 settings.load_profile("ci" if os.environ.get("CI") else "diptych")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What somebody tuned on this machine changes no test."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 def _fetched(name: str) -> Path:
     path = fetch_models.MODELS / fetch_models.KNOWN[name].file
     return path if path.exists() else fetch_models.fetch(name)

@@ -34,6 +34,7 @@ from diptych.jax_model.storage import Form
 from diptych.runtime.manifest import Manifest
 from diptych.runtime.programs import open_programs
 from diptych.runtime.session import Session
+from diptych.runtime.settings import Settings
 from random_models import GEMMA, LLAMA, random_params
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -280,7 +281,7 @@ def test_what_integers_cost_is_in_the_manifest(exported: ExportReport) -> None:
     else:
         assert quantization["from"] == {"F32": 16}
         cost = quantization["quality"]["against_float"]
-        assert set(cost) == {"prose", "code", "question"}
+        assert set(cost) == {"prose", "code", "question", "chat"}
         assert all(0 < score["kl"] < (0.01 if quantization["scheme"] == "int8" else 0.5) for score in cost.values())
     assert ("level_4_against_1" in quantization["quality"]) == (exported.target == "ort")
 
@@ -364,18 +365,19 @@ def test_wrong_options(
 def test_the_accuracy_level_can_be_chosen(level: int, sources: dict[str, Path], tmp_path: Path) -> None:
     report = export(sources["int8"], tmp_path / "out", quantize="int8", accuracy_level=level, max_context=64)
     assert report.quantization is not None
-    assert report.quantization["accuracy_level"] == {"prefill": 1, "decode": level}
-    graph = ir.load(report.path / "decode.onnx").graph
-    levels = {node.attributes["accuracy_level"].as_int() for node in graph if node.op_type == "MatMulNBits"}
-    assert levels == {level}
+    assert report.quantization["accuracy_level"] == level
+    for program in ("prefill.onnx", "decode.onnx"):
+        graph = ir.load(report.path / program).graph
+        levels = {node.attributes["accuracy_level"].as_int() for node in graph if node.op_type == "MatMulNBits"}
+        assert levels == {level}
     names = [check["name"] for check in report.verification["checks"]]
-    assert ("decode.kl" in names) == ("decode.greedy" in names) == (level == 4)
+    assert ("shipped.kl" in names) == ("shipped.greedy" in names) == (level == 4)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_several_tokens_behind_decode_steps_in_a_batch(target: str, sources: dict[str, Path], tmp_path: Path) -> None:
     options: dict[str, Any] = {"target": target, "accuracy_level": 1, "max_context": 64, "verify": False}
-    programs = open_programs(Manifest.open(export(sources["keep"], tmp_path / "out", **options).path))
+    programs = open_programs(Manifest.open(export(sources["keep"], tmp_path / "out", **options).path), Settings("two"))
     batch = Session(programs, rows=2)
     rows = [[5, 6, 7], [8, 9]]
     for row, tokens in enumerate(rows):
@@ -425,4 +427,4 @@ def test_scores_are_what_the_textbook_says(seed: int, n: int) -> None:
 
 
 def test_tolerances_of_integers_have_reasons() -> None:
-    assert all(TOLERANCES[name].reason for name in ("blocks", "quantised", "decode.kl", "decode.greedy"))
+    assert all(TOLERANCES[name].reason for name in ("blocks", "quantised", "shipped.kl", "shipped.greedy"))

@@ -86,7 +86,7 @@ WRONG_INPUT = {
     "cold temperature": ("run {artifact} Hello --temperature -1", "--temperature"),
     "probability beyond 1": ("run {artifact} Hello --top-p 1.5", "--top-p"),
     "template for a raw prompt": ("run {artifact} Hello --raw --system Sir", "--system --raw"),
-    "three sessions": ("run {artifact} Hello --sessions three", "--sessions two one"),
+    "three sessions": ("run {artifact} Hello --sessions three", "--sessions one two"),
     "no threads": ("run {artifact} Hello --threads 0", "--threads"),
     "chat with nothing": ("chat {missing}", "missing"),
     "inspect nothing": ("inspect {missing}", "missing"),

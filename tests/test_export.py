@@ -64,7 +64,7 @@ def test_it_agrees_with_jax(exported: ExportReport) -> None:
     assert exported.certificate is not None
     assert exported.certificate.status == "passed"
     assert {check.name for check in exported.certificate.checks} == {
-        "files", "weights", "prefill.first", "prefill.second", "decode", "greedy",
+        "files", "weights", "prefill.first", "prefill.second", "decode", "decode.one", "greedy",
     }  # fmt: skip
     assert all(check.count > 0 for check in exported.certificate.checks)
 

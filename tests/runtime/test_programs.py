@@ -8,7 +8,8 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
-from diptych.runtime import LanguageModel, load, programs
+from diptych.runtime import LanguageModel, load, machine
+from diptych.runtime.settings import Settings
 
 AVAILABLE = ort.get_available_providers()
 
@@ -37,9 +38,11 @@ def test_a_misspelt_provider(model: LanguageModel) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sessions": "three"}, "sessions must be one of two, one, not 'three'"),
+        ({"sessions": "three"}, "sessions must be one of one, two, not 'three'"),
         ({"threads": 0}, "threads must be an integer of at least 1"),
         ({"threads": 1.5}, "threads must be"),
+        ({"spinning": 1}, "spinning must be True or False, not 1"),
+        ({"float32_prefill": True}, "needs a session of its own for prefill: sessions='two'"),
         ({"provider": ""}, "there is no provider ''"),
     ],
 )
@@ -49,9 +52,11 @@ def test_wrong_options(model: LanguageModel, options: dict[str, Any], message: s
 
 
 def test_the_model_tells_what_runs(model: LanguageModel) -> None:
-    assert (model.provider, model.sessions, model.threads) == ("cpu", "two", 1)
-    other = load(model.manifest.folder, provider="CPUExecutionProvider", sessions="one", threads=2)
-    assert (other.provider, other.sessions, other.threads) == ("cpu", "one", 2)
+    assert (model.provider, model.settings) == ("cpu", Settings("one", threads=1))
+    assert model.settings.why["threads"] == "asked for"
+    assert model.settings.why["sessions"].startswith("default: ")
+    other = load(model.manifest.folder, provider="CPUExecutionProvider", sessions="two", threads=2, spinning=False)
+    assert (other.provider, other.settings) == ("cpu", Settings("two", threads=2, spinning=False))
 
 
 def fake_files(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cpus: set[int]) -> None:
@@ -83,9 +88,9 @@ QUOTA = "/sys/fs/cgroup/cpu.max"
 )
 def test_counting_cores(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cpus: set[int], cores: int) -> None:
     fake_files(monkeypatch, files, cpus)
-    assert programs.physical_cores() == cores
+    assert machine.physical_cores() == cores
 
 
 def test_counting_cores_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
-    assert programs.physical_cores() == 0
+    assert machine.physical_cores() == 0

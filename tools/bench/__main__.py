@@ -25,7 +25,7 @@ from diptych.bench import report, run
 from diptych.bench.engines import Spec
 from diptych.bench.plan import Plan
 from diptych.cli.console import show
-from diptych.runtime.programs import physical_cores
+from diptych.runtime.machine import physical_cores
 
 OUTPUT = demo.ROOT / "build" / "bench"
 JAX = "jax"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -15,6 +14,7 @@ from diptych.bench.engines import Spec
 from diptych.bench.plan import FIRST_PROMPT, Case, Plan
 from diptych.bench.rounds import Round
 from diptych.cli.console import size, table
+from diptych.runtime.machine import processor
 
 FRESH = {
     "load": "load",
@@ -86,12 +86,3 @@ def _speed(case: dict[str, Any] | None) -> str:
 
 def _or_dash(value: float | None, form: str) -> str:
     return "–" if value is None else form.format(value)
-
-
-def processor() -> str:
-    """The processor's name, where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()

@@ -23,6 +23,7 @@ from diptych.cli.errors import UsageError, explain
 from diptych.cli.export import export
 from diptych.cli.inspect import inspect
 from diptych.cli.run import run
+from diptych.cli.tune import tune
 from diptych.cli.verify import verify
 
 app = typer.Typer(
@@ -49,7 +50,7 @@ def diptych(
     """Pretrained decoder-only language models as two compiled programs, prefill and decode."""
 
 
-for command in (export, convert, verify, run, chat, inspect, bench):
+for command in (export, convert, verify, run, chat, inspect, tune, bench):
     app.command()(command)
 
 

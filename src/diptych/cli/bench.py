@@ -23,7 +23,7 @@ def bench(
     """Measure prefill and decode on this machine, each by itself, and how near they come to its limits."""
     from diptych.bench import report, run
     from diptych.bench.plan import Plan
-    from diptych.runtime.programs import physical_cores
+    from diptych.runtime.machine import physical_cores
 
     count = threads or physical_cores() or os.cpu_count() or 1
     plan = Plan.quick(count) if quick else Plan(threads=count)

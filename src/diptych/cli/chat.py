@@ -26,13 +26,15 @@ def chat(
     top_p: options.TopP = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
-    sessions: options.SessionsOption = "two",
+    sessions: options.SessionsOption = None,
     threads: options.Threads = None,
+    spinning: options.Spinning = None,
+    float32_prefill: options.Float32Prefill = None,
 ) -> None:
     """Talk with a model. Ctrl-C ends an answer, Ctrl-D the conversation; /reset forgets it."""
     from diptych.runtime import load
 
-    model = load(artifact, sessions=sessions, threads=threads)
+    model = load(artifact, sessions=sessions, threads=threads, spinning=spinning, float32_prefill=float32_prefill)
     if not model.text.has_chat_template:
         raise ValueError(f"{artifact} has no chat template, so it cannot hold a conversation; try: diptych run --raw")
     session = model.session()  # keeps the cache: what a turn shares with the one before is not computed again

@@ -44,7 +44,7 @@ def export(
         int | None,
         typer.Option(
             "--accuracy-level",
-            help="Of decode: 1 float32, 4 activations in 8 bits. Default: 4 where that costs next to nothing.",
+            help="1 computes in float32, 4 with activations in 8 bits. Default: 4 where that costs next to nothing.",
             show_default=False,
         ),
     ] = None,

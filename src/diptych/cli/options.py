@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-Sessions = Literal["two", "one"]  # as the runtime has it; importing it from there would cost every --help
+Sessions = Literal["one", "two"]  # as the runtime has it; importing it from there would cost every --help
 
 Artifact = Annotated[Path, typer.Argument(metavar="DIR", help="An artifact folder.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
@@ -22,16 +22,24 @@ Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Makes sampling 
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be given several times.")]
 System = Annotated[str | None, typer.Option("--system", help="The system message of the chat template.")]
 SessionsOption = Annotated[
-    Sessions,
+    Sessions | None,
+    typer.Option("--sessions", help="ONNX Runtime sessions: one for both phases, or two and twice the memory."),
+]
+Spinning = Annotated[
+    bool | None,
+    typer.Option("--spin/--no-spin", help="Threads that wait for work look out for it; slower where cores are shared."),
+]
+Float32Prefill = Annotated[
+    bool | None,
     typer.Option(
-        "--sessions", help="One session for both phases needs about half the memory; slow with integer weights."
+        "--float32-prefill/--no-float32-prefill", help="With two sessions: prompts in float32 where blocks have 4 bits."
     ),
 ]
 Adapters = Annotated[
     list[str] | None,
     typer.Option("--adapter", metavar="FOLDER[=WEIGHT]", help="Merge a LoRA adapter (PEFT's format); repeatable."),
 ]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads of the runtime; default: its choice.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads of the runtime; default: the cores.")]
 
 
 def parse_adapters(given: list[str] | None) -> list[tuple[str | Path, float]]:

@@ -31,10 +31,8 @@ _COMPARISONS = {"against_float": "integers, not floats", "level_4_against_1": "a
 
 def quantization_table(quantization: Mapping[str, Any]) -> RenderableType:
     """What integers cost on our texts, from a manifest's ``quantization``."""
-    level = quantization["accuracy_level"]["decode"]
-    line = Text(
-        f"weights: {quantization['scheme']} ({quantization['recipe']}); decode's accuracy level {level}", "bold"
-    )
+    level = quantization["accuracy_level"]
+    line = Text(f"weights: {quantization['scheme']} ({quantization['recipe']}); accuracy level {level}", "bold")
     grid = table("what changes", "text", "tokens>", "KL>", "same top 1>", "perplexity>", "before>")
     for comparison, scores in quantization["quality"].items():
         for text, score in scores.items():

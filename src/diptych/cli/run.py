@@ -28,8 +28,10 @@ def run(
     top_p: options.TopP = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
-    sessions: options.SessionsOption = "two",
+    sessions: options.SessionsOption = None,
     threads: options.Threads = None,
+    spinning: options.Spinning = None,
+    float32_prefill: options.Float32Prefill = None,
     as_json: options.Json = False,
 ) -> None:
     """Answer one prompt: the text streams to stdout, the timing goes to stderr."""
@@ -38,7 +40,7 @@ def run(
     if raw and system is not None:
         raise ValueError("--system belongs to the chat template, which --raw leaves out: give one of the two")
     text = sys.stdin.read() if prompt == "-" else prompt
-    model = load(artifact, sessions=sessions, threads=threads)
+    model = load(artifact, sessions=sessions, threads=threads, spinning=spinning, float32_prefill=float32_prefill)
     generation = model.stream(
         text if system is None else [{"role": "system", "content": system}, {"role": "user", "content": text}],
         max_tokens=max_tokens,
