@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -50,10 +49,8 @@ def load(
         warnings.warn(f"{path}: the export found that this artifact does not agree with its source", stacklevel=2)
     asked = {"sessions": sessions, "threads": threads, "spinning": spinning, "float32_prefill": float32_prefill}
     settings = choose(asked, remembered(manifest))
-    with ThreadPoolExecutor(1) as other:  # ONNX Runtime packs weights without Python
-        text = other.submit(Text, manifest)
-        programs = open_programs(manifest, settings, provider=provider)
-    return LanguageModel(manifest, programs, text.result())
+    text = Text(manifest)  # first, so that ONNX Runtime packs weights into the memory that parsing used
+    return LanguageModel(manifest, open_programs(manifest, settings, provider=provider), text)
 
 
 class LanguageModel:

@@ -69,7 +69,6 @@ _ENTRIES = {
     "session.load_model_format": "ONNX",  # the one format that we looked through
     "session.record_ep_graph_assignment_info": "1",
     "session.intra_op.spin_duration_us": "1000",  # between two nodes, and not while the application does something else
-    "session.prepack.enable_parallel": "1",
 }
 
 
