@@ -107,7 +107,7 @@ def export(
     ``quantize`` is ``"keep"`` (the checkpoint's own blocks of integers, exactly), ``"int4"``, ``"int8"``, ``"none"``
     or a :class:`Recipe`; by default ``"keep"`` where there are blocks, else ``"none"``.
     ``accuracy_level`` is that of products with blocks: 1 computes in float32, 4 rounds activations to 8 bits,
-    which is faster; by default 4 where that is measured to change next to nothing, else 1 (and 1 where nothing is run).
+    which is faster; by default 4 where that is measured to change next to nothing, else 1 (where nothing is run, 4).
     ``max_context`` is the longest sequence that the artifact serves: by default the model's own, at most 8192 (and for
     LongRoPE at most the original length, see :func:`_default_context`).
     ``adapters`` are LoRA folders and their weights, merged into the model's matrices.
@@ -121,10 +121,8 @@ def export(
     _check_options(target, dtype, accuracy_level)
     stages = _Stages(progress or quiet)
     with assemble(output, force=force) as folder:
-        if not verify:
-            accuracy_level = accuracy_level or 1  # to measure what another costs, the artifact must run
         job = _Job.open(source, adapters, target, dtype, quantize, accuracy_level, max_context, name)
-        content, warnings = _write(folder, job, stages)
+        content, warnings = _write(folder, job, stages, measure=verify)
         certificate = None
         if verify:
             with stages("verify"):
@@ -230,8 +228,11 @@ def _check_options(target: str, dtype: str, accuracy_level: int | None) -> None:
         raise ValueError(f"accuracy_level must be 1 (float32) or 4 (activations in 8 bits), not {accuracy_level!r}")
 
 
-def _write(folder: Path, job: _Job, stages: _Stages) -> tuple[dict[str, Any], list[str]]:
-    """Every file of the artifact; returns the manifest, in which nothing is verified yet, and warnings."""
+def _write(folder: Path, job: _Job, stages: _Stages, *, measure: bool) -> tuple[dict[str, Any], list[str]]:
+    """Every file of the artifact; returns the manifest, in which nothing is verified yet, and warnings.
+
+    Without ``measure`` nothing of it is run.
+    """
     with stages("trace"):
         lowered: dict[str, Lowered] = {}
         for done, program in enumerate(PROGRAMS):
@@ -253,9 +254,11 @@ def _write(folder: Path, job: _Job, stages: _Stages) -> tuple[dict[str, Any], li
     with stages("tokenizer"):
         vocabulary, warnings = _write_tokenizer(folder, job)
     quantization = _describe_quantization(job, tensors)
+    if quantization is not None and job.accuracy_level is None and not measure:
+        warnings.append(_UNMEASURED)
     if quantization is not None:
         with stages("accuracy level"):
-            level, scores = _choose_level(folder, job, lowered, slots)
+            level, scores = _choose_level(folder, job, lowered, slots, measure=measure)
             quantization |= {"accuracy_level": level, "quality": scores}
     with stages("hashes"):
         content = manifest(
@@ -363,8 +366,14 @@ def _describe_quantization(job: _Job, tensors: Mapping[str, Any]) -> dict[str, A
     }
 
 
+_UNMEASURED = (
+    "nothing was run, so what rounding activations to 8 bits costs this model was not measured; "
+    "accuracy level 1 computes in float32"
+)
+
+
 def _choose_level(
-    folder: Path, job: _Job, lowered: Mapping[str, Lowered], slots: Mapping[str, weights.Slot]
+    folder: Path, job: _Job, lowered: Mapping[str, Lowered], slots: Mapping[str, weights.Slot], *, measure: bool
 ) -> tuple[int, dict[str, Any]]:
     """The accuracy level, and what it costs where that was measured; writes both graphs with it.
 
@@ -374,8 +383,10 @@ def _choose_level(
     from diptych.export import quality
 
     scores: dict[str, quality.Score] = {}
-    level = job.accuracy_level or 1
-    if job.accuracy_level is None and uses_blocks(lowered["decode"].model):
+    level = 1
+    if uses_blocks(lowered["decode"].model):
+        level = job.accuracy_level or 4
+    if level == 4 and job.accuracy_level is None and measure:
         probe = "probe"
         set_accuracy_level(lowered["prefill"].model, 4)
         _write_graph(folder, probe, lowered["prefill"], slots)

@@ -361,6 +361,15 @@ def test_wrong_options(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_level_that_nobody_measured_is_told(sources: dict[str, Path], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"quantize": "keep", "verify": False, "max_context": 64}
+    report = export(sources["keep"], tmp_path / "fast", **options)
+    assert report.quantization is not None
+    assert report.quantization["accuracy_level"] == 4
+    assert any("was not measured" in warning for warning in report.warnings)
+    assert not export(sources["keep"], tmp_path / "exact", accuracy_level=1, **options).warnings
+
+
 @pytest.mark.parametrize("level", [1, 4])
 def test_the_accuracy_level_can_be_chosen(level: int, sources: dict[str, Path], tmp_path: Path) -> None:
     report = export(sources["int8"], tmp_path / "out", quantize="int8", accuracy_level=level, max_context=64)

@@ -134,6 +134,25 @@ def test_some_rows_may_wait(variant: LanguageModel, expected: np.ndarray) -> Non
     assert close(rows.decode([TOKENS[length] for length in rows.lengths]), expected[[9, 9, 6]])
 
 
+def test_more_tokens_after_steps_in_two_rows(variant: LanguageModel, expected: np.ndarray) -> None:
+    """A second turn of two conversations: prompts of different lengths, steps together, then prompts again."""
+    both = variant.session(rows=2)
+    starts, (first, second) = (0, 9), (40, 17)
+    lengths = [first, second]
+    other = variant.session(capacity=200).prefill(0, TOKENS[starts[1] :], logits="all")
+    want = (expected, other)
+    for row in range(2):
+        both.prefill(row, TOKENS[starts[row] : starts[row] + lengths[row]])
+    for step in range(3):
+        found = both.decode([TOKENS[starts[row] + lengths[row] + step] for row in range(2)])
+        assert all(close(found[row], want[row][lengths[row] + step]) for row in range(2))
+    for row, more in ((1, 30), (0, 5)):
+        at = lengths[row] + 3
+        found = both.prefill(row, TOKENS[starts[row] + at : starts[row] + at + more], logits="all")
+        assert close(found, want[row][at : at + more])
+    assert both.lengths.tolist() == [first + 8, second + 33]
+
+
 @pytest.mark.parametrize("to", [0, 7, 15])
 def test_rewinding(variant: LanguageModel, expected: np.ndarray, to: int) -> None:
     row = variant.session()
