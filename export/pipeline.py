@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -26,7 +25,6 @@ from diptych.export.certificate import SKIPPED, Certificate, ParityError, Progre
 from diptych.export.lowering import TARGETS, Lowered, Program, lower
 from diptych.export.prompts import CALIBRATION, encode
 from diptych.jax_model import params as parameters
-from diptych.jax_model.blocks import pack
 from diptych.jax_model.config import Config
 from diptych.jax_model.quantize import Quantization, Recipe
 from diptych.jax_model.quantize import plan as plan_quantization
@@ -36,7 +34,6 @@ from diptych.jax_model.storage import to_json as forms_to_json
 
 __all__ = ["ExportReport", "export"]
 
-_UINT4 = np.dtype(ml_dtypes.uint4)
 PROGRAMS: tuple[Program, ...] = ("prefill", "decode")
 DTYPES = {"fp32": "float32"}
 # What other tools offer under this option, and why it is not here.
@@ -299,7 +296,6 @@ def _write_weights(
     """Stream parameters and constants into one file; returns where each lies, and where each came from."""
     how = job.quantization
     leaves = parameters.flatten(parameters.abstract(job.config, job.dtype, how.storage))
-    constants = {name: _whole_bytes(array) for name, array in constants.items()}
     specs = {name: weights.Spec(leaf.dtype.name, leaf.shape) for name, leaf in (*leaves.items(), *constants.items())}
     _check_room(folder, sum(spec.nbytes for spec in specs.values()))
     tensors: dict[str, Any] = {}
@@ -328,11 +324,6 @@ def _importance(job: _Job) -> dict[str, NDArray[np.float32]]:
         return {}
     params = parameters.load(job.checkpoint, job.config)
     return importance(job.config, params, ids[: job.max_context], job.quantization.storage)
-
-
-def _whole_bytes(array: NDArray[Any]) -> NDArray[Any]:
-    """Integers of four bits as bytes that hold two: neither NumPy nor safetensors has anything smaller."""
-    return pack(array.astype(np.uint8).reshape(1, -1), 4, array.size).reshape(-1) if array.dtype == _UINT4 else array
 
 
 def _check_room(folder: Path, needed: int) -> None:

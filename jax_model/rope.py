@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Linear", "Llama3", "LongRope", "Rope", "Scaling", "Yarn", "frequencies", "tables"]
+__all__ = ["Linear", "Llama3", "LongRope", "Rope", "Scaling", "Yarn", "frequencies"]
 
 _F32: TypeAlias = NDArray[np.float32]
 
@@ -138,13 +138,3 @@ def _yarn(period: _F32, rope: Rope, scaling: Yarn) -> _F32:
     kept = (1 - ramp).astype(np.float32)
     inv_freq: _F32 = (1 / (scaling.factor * period) * (1 - kept) + 1 / period * kept).astype(np.float32)
     return inv_freq
-
-
-def tables(inv_freq: _F32, positions: int, magnitude: float = 1.0) -> tuple[_F32, _F32]:
-    """Cosine and sine times ``magnitude``, float32 [positions, width/2] each.
-
-    The angle is rounded to float32, as the model's own code does it in training; its cosine is taken in float64, whose
-    last bits, which differ from one processor to another, do not survive the rounding.
-    """
-    angle = (np.arange(positions, dtype=np.float32)[:, None] * inv_freq[None, :]).astype(np.float64)
-    return (np.cos(angle) * magnitude).astype(np.float32), (np.sin(angle) * magnitude).astype(np.float32)

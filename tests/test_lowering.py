@@ -16,10 +16,11 @@ import onnxruntime as ort
 import pytest
 from jax import lax
 
-from diptych.export.lowering import TARGETS, Lowered, convert, lower
+from diptych.export.lowering import TARGETS, Lowered, Program, convert, lower
 from diptych.export.tracing import named_leaves
-from diptych.jax_model.composites import experts
+from diptych.jax_model.composites import experts, rotary
 from diptych.jax_model.decoder import Cache, decode, prefill
+from diptych.jax_model.rope import Linear, Llama3, LongRope, Rope, Yarn, frequencies
 from random_models import CONFIGS, LLAMA, random_params
 
 S = 72
@@ -271,7 +272,53 @@ def test_names_and_shared_constants_agree_between_the_programs() -> None:
     weights = [{n for n, v in one.model.graph.initializers.items() if v.const_value is None} for one in both]
     assert weights[0] == weights[1] == {name for name, _ in named_leaves(random_params(LLAMA))} | set(both[0].constants)
     assert all(np.array_equal(both[1].constants[name], value) for name, value in both[0].constants.items())
-    assert len(both[0].constants) == 2, "one pair of rope tables for all layers"
+    assert not both[0].constants, "rope tables are computed, not stored"
+
+
+ROPES = {
+    "plain": Rope(1e6, 64),
+    "linear": Rope(1e4, 64, Linear(8.0)),
+    "llama3": Rope(5e5, 64, Llama3(8.0, 1.0, 4.0, 1024)),
+    "yarn": Rope(1e6, 64, Yarn(4.0, 2048, 1.1386)),
+    "longrope": Rope(1e4, 64, LongRope((1.0,) * 32, tuple(np.linspace(1, 60, 32).tolist()), 4096, 1.19)),
+    "interleaved": Rope(1e4, 64, interleaved=True),
+}
+POSITIONS = 8192  # the default context, where an angle that is not rounded as in training is off by 5e-4
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ROPES)
+def test_rope_tables_are_those_of_training(kind: str, target: str) -> None:
+    """The float64 cosine and sine of angles rounded to float32, at every position; ones turn into both."""
+    rope = ROPES[kind]
+    inv_freq, magnitude = frequencies(rope, POSITIONS)
+
+    def turn(x: Any, positions: Any) -> Any:
+        return rotary(x, positions, inv_freq, heads=1, interleaved=rope.interleaved, magnitude=magnitude)
+
+    R, positions = inv_freq.size, np.arange(POSITIONS, dtype=np.int32)[None]
+    x = np.zeros((1, POSITIONS, 2 * R), np.float32)
+    first, second = (slice(0, None, 2), slice(1, None, 2)) if rope.interleaved else (slice(0, R), slice(R, None))
+    x[..., first] = 1
+    run = session(converted(turn, (x, positions), 1, target, POSITIONS), {})
+    got = run.run(None, {"x0": x, "x1": positions})[0]
+    angle = (positions[0].astype(np.float32)[:, None] * inv_freq).astype(np.float64)
+    np.testing.assert_allclose(got[0][:, first], magnitude * np.cos(angle), atol=1e-6)
+    np.testing.assert_allclose(got[0][:, second], magnitude * np.sin(angle), atol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["ort", "onnx"])
+@pytest.mark.parametrize(("name", "kinds"), [("llama", 1), ("gemma3", 2)])
+@pytest.mark.parametrize("program", ["prefill", "decode"])
+def test_rope_tables_are_made_when_a_graph_is_opened(
+    program: Program, name: str, kinds: int, target: str, tmp_path: Path
+) -> None:
+    """A pair for each kind of rope, shared by all layers; none of it is left in what ONNX Runtime runs."""
+    lowered = lower(program, CONFIGS[name], target, S)
+    operators = [node.op_type for node in lowered.model.graph]
+    assert operators.count("Cos") == operators.count("Sin") == kinds
+    session(lowered, random_params(CONFIGS[name]), optimized_model_filepath=str(tmp_path / "optimised.onnx"))
+    assert not {node.op_type for node in ir.load(tmp_path / "optimised.onnx").graph} & {"Cos", "Sin"}
 
 
 def test_lowering_twice_gives_the_same_bytes() -> None:
@@ -343,10 +390,14 @@ def test_functions(name: str, function: Callable[..., Any], inputs: tuple[np.nda
 
 
 def converted(
-    function: Callable[..., Any], inputs: tuple[np.ndarray, ...], outputs: int, target: str = "onnx"
+    function: Callable[..., Any],
+    inputs: tuple[np.ndarray, ...],
+    outputs: int,
+    target: str = "onnx",
+    max_context: int = S,
 ) -> Lowered:
     names = [f"x{i}" for i in range(len(inputs))], [f"y{i}" for i in range(outputs)]
-    return convert("f", lambda _, *args: function(*args), [{}, *inputs], *names, TARGETS[target], S)
+    return convert("f", lambda _, *args: function(*args), [{}, *inputs], *names, TARGETS[target], max_context)
 
 
 def test_a_primitive_without_a_rule_is_named_with_its_line() -> None:

@@ -14,11 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from diptych.export.lowering.graph import Operand
-from diptych.export.lowering.rules import Context, broadcast, composite, int64
-from diptych.export.tracing import Aval, Dim, is_static
-from diptych.jax_model.rope import tables
+from diptych.export.lowering.rules import Context, arange, broadcast, composite, int64
+from diptych.export.tracing import Aval, is_static
 
-_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+_FLOAT32, _INT32, _INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
 
 @composite("diptych.softmax", "basic")
@@ -74,9 +73,8 @@ def _dequantize_linear(ctx: Context, packed: Operand, scale: Operand, *offsets: 
         return NotImplemented
     dtype = np.dtype(np.uint8 if bits == 8 else ml_dtypes.uint4)
     integers = ctx.graph.view(packed, Aval(out.shape, dtype))
-    points: Operand = np.full((rows, blocks), 1 << (bits - 1), dtype)
-    if zero:
-        points = ctx.graph.view(zero[0], Aval((rows, blocks), dtype))
+    like = Aval((rows, blocks), dtype)
+    points = ctx.graph.view(zero[0], like) if zero else _centre(ctx, bits, like)
     block = size * 8 // bits
     values: Operand = ctx.op("DequantizeLinear", integers, scale, points, axis=1, block_size=block)
     if not shift:
@@ -86,6 +84,13 @@ def _dequantize_linear(ctx: Context, packed: Operand, scale: Operand, *offsets: 
     each = ctx.graph.unsqueeze(ctx.graph.transpose(scaled, (blocks, rows), (1, 0)), [2])
     shifted = ctx.op("Add", ctx.graph.reshape(values, out.shape, apart.shape), each, like=apart)
     return ctx.graph.reshape(shifted, apart.shape, out.shape)
+
+
+def _centre(ctx: Context, bits: int, like: Aval) -> Operand:
+    """The zero points of centred blocks, out of one: a runtime spreads it once, when it opens the graph."""
+    with ctx.graph.shared():
+        one = np.full((1, 1), 1 << (bits - 1), np.uint8)  # Expand has no integers of four bits
+        return ctx.graph.cast(ctx.graph.full(one, Aval(like.shape, one.dtype)), like.dtype)
 
 
 def _offsets(operands: Sequence[Operand], avals: Sequence[Aval]) -> tuple[list[Operand], list[Operand]]:
@@ -129,8 +134,24 @@ def _skip(ctx: Context, op_type: str, *operands: Operand, eps: float) -> Sequenc
 
 
 def _rope_tables(ctx: Context, inv_freq: np.ndarray, magnitude: float) -> tuple[ir.Value, ir.Value]:
-    cos, sin = tables(inv_freq, ctx.max_context, magnitude)
-    return ctx.graph.constant(cos, "rope.cos"), ctx.graph.constant(sin, "rope.sin")
+    """Cosine and sine of each position's angles times ``magnitude``, float32 [max_context, R] each.
+
+    They depend on constants alone, so a runtime computes them once, when it opens the graph, and nothing is stored.
+    The angle is rounded to float32, as the model's own code does it in training. Its cosine is taken in float32 too:
+    ONNX Runtime is right to a unit in the last place there, and not all versions have a cosine of doubles.
+    """
+    like = Aval((ctx.max_context, inv_freq.size), _FLOAT32)
+    with ctx.graph.shared():
+        positions = ctx.op("Range", *map(_float32, (0, ctx.max_context, 1)), like=Aval(like.shape[:1], _FLOAT32))
+        angles = ctx.op("Mul", ctx.graph.unsqueeze(positions, [1]), inv_freq, like=like)
+        cos, sin = (ctx.op(function, angles, like=like) for function in ("Cos", "Sin"))
+        if magnitude != 1.0:
+            cos, sin = (ctx.op("Mul", table, _float32(magnitude), like=like) for table in (cos, sin))
+    return cos, sin
+
+
+def _float32(value: float) -> np.ndarray:
+    return np.array(value, _FLOAT32)
 
 
 @composite("diptych.rotary", "standard")
@@ -200,8 +221,8 @@ def _window_mask(ctx: Context, length: Operand, window: int) -> ir.Value:
     graph, (B, T, _), S = ctx.graph, ctx.in_avals[0].shape, ctx.in_avals[1].shape[2]
     mask = Aval((B, 1, T, S), np.dtype(np.bool_))
     with graph.shared():
-        position = graph.unsqueeze(_plus(ctx, graph.unsqueeze(length, [1]), _range(ctx, T), _INT32), [1, 3])
-        behind = ctx.op("Sub", position, _range(ctx, S), like=Aval(mask.shape, _INT32))
+        position = graph.unsqueeze(_plus(ctx, graph.unsqueeze(length, [1]), arange(ctx, T, np.int32), _INT32), [1, 3])
+        behind = ctx.op("Sub", position, arange(ctx, S, np.int32), like=Aval(mask.shape, _INT32))
         past = ctx.op("GreaterOrEqual", behind, np.array(0, np.int32), like=mask)
         near = ctx.op("Less", behind, np.array(window, np.int32), like=mask)
         return ctx.op("And", past, near, like=mask)
@@ -299,14 +320,6 @@ def _group_query_attention(
 def _turns(inv_freq: Operand, H: int) -> TypeGuard[np.ndarray]:
     """Whether GroupQueryAttention can rotate a head of size H so; its kernel works in vectors of eight."""
     return isinstance(inv_freq, np.ndarray) and H % 16 == 0 and inv_freq.size % 8 == 0
-
-
-def _range(ctx: Context, end: Dim) -> Operand:
-    """0, 1, … end - 1, int32 [end]."""
-    if is_static(end):
-        return np.arange(end, dtype=np.int32)
-    stop = ctx.graph.reshape(ctx.graph.dim(end), (1,), ())
-    return ctx.graph.cast(ctx.op("Range", np.array(0), stop, np.array(1), like=Aval((end,), _INT64)), np.int32)
 
 
 def _plus(ctx: Context, x: Operand, amount: Any, dtype: np.dtype[Any]) -> Operand:

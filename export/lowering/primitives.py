@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diptych.export.lowering.graph import Operand, shape_of
-from diptych.export.lowering.rules import Context, broadcast, int64, primitive
+from diptych.export.lowering.rules import Context, arange, broadcast, int64, primitive
 from diptych.export.tracing import Aval, Dim
 
 _ELEMENTWISE = {
@@ -154,10 +154,7 @@ def _broadcast_in_dim(ctx: Context, x: Operand, *, broadcast_dimensions: Sequenc
 
 @primitive("iota")
 def _iota(ctx: Context, *, dtype: Any, shape: Sequence[Dim], dimension: int, **_: Any) -> Operand:
-    size = Aval((), np.dtype(np.int64))
-    end = ctx.graph.reshape(ctx.graph.dim(shape[dimension]), (1,), ())
-    line = ctx.op("Range", np.array(0), end, np.array(1), like=Aval((shape[dimension],), size.dtype))
-    return ctx.graph.unsqueeze(ctx.graph.cast(line, dtype), range(1, len(shape) - dimension))
+    return ctx.graph.unsqueeze(arange(ctx, shape[dimension], dtype), range(1, len(shape) - dimension))
 
 
 @primitive("dim_as_value")

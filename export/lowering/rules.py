@@ -15,9 +15,19 @@ import numpy as np
 import onnx_ir as ir
 
 from diptych.export.lowering.graph import GraphBuilder, Operand, shape_of
-from diptych.export.tracing import Aval
+from diptych.export.tracing import Aval, Dim, is_static
 
-__all__ = ["COMPOSITES", "PRIMITIVES", "Context", "Rule", "broadcast", "composite", "int64", "primitive"]
+__all__ = [
+    "COMPOSITES",
+    "PRIMITIVES",
+    "Context",
+    "Rule",
+    "arange",
+    "broadcast",
+    "composite",
+    "int64",
+    "primitive",
+]
 
 Rule = Callable[..., Any]
 
@@ -71,6 +81,15 @@ def composite(name: str, *dialects: str) -> Callable[[Rule], Rule]:
 
 def int64(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
+
+
+def arange(ctx: Context, end: Dim, dtype: Any) -> Operand:
+    """0, 1, … end - 1 in ``dtype``, shape [end]; an array where the end is known."""
+    if is_static(end):
+        return np.arange(end).astype(dtype)
+    stop = ctx.graph.reshape(ctx.graph.dim(end), (1,), ())
+    line = ctx.op("Range", np.array(0), stop, np.array(1), like=Aval((end,), np.dtype(np.int64)))
+    return ctx.graph.cast(line, dtype)
 
 
 def broadcast(ctx: Context, *operands: Operand) -> Aval:

@@ -55,7 +55,7 @@ def describe_artifact(path: Path) -> Facts:
 
     manifest = Manifest.open(path)
     data, vocabulary = manifest.data, manifest.vocabulary
-    parameters = {path: tensor for path, tensor in data["tensors"].items() if tensor["sources"]}  # and not rope tables
+    parameters = {path: tensor for path, tensor in data["tensors"].items() if tensor["sources"]}  # and not constants
     quantization = data.get("quantization")
     weights = sum(math.prod(tensor["shape"]) * _BYTES[tensor["dtype"]] for tensor in parameters.values())
     special = Special(vocabulary.eos_token_ids, vocabulary.bos_token_id, vocabulary.pad_token_id)
