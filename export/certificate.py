@@ -50,13 +50,13 @@ class Certificate:
 
 
 class ParityError(Exception):
-    """The artifact does not compute what the JAX model computes. ``certificate`` says where."""
+    """The artifact is not what the checkpoint and the JAX model say that it should be. ``certificate`` says where."""
 
     def __init__(self, artifact: str | Path, certificate: Certificate) -> None:
         failed = [f"{check.name} ({_numbers(check)})" for check in certificate.checks if not check.passed]
         super().__init__(
-            f"{artifact}: ONNX Runtime and JAX disagree in {', '.join(failed)}; nothing was written "
-            "(--force or force=True keeps the artifact, marked as failed)"
+            f"{artifact}: verification failed in {', '.join(failed)}; nothing was written "
+            "(--keep-failed or keep_failed=True keeps the artifact, marked as failed)"
         )
         self.certificate = certificate
 

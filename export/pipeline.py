@@ -96,6 +96,7 @@ def export(
     adapters: Sequence[tuple[str | Path, float]] = (),
     verify: bool = True,
     force: bool = False,
+    keep_failed: bool = False,
     name: str | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
@@ -108,7 +109,7 @@ def export(
     ``max_context`` is the longest sequence that the artifact serves: by default the model's own, at most 8192 (and for
     LongRoPE at most the original length, see :func:`_default_context`).
     ``adapters`` are LoRA folders and their weights, merged into the model's matrices.
-    ``force`` replaces an artifact that is there, and keeps one that failed its verification, marked as failed.
+    ``force`` replaces an artifact that is there; ``keep_failed`` keeps one that failed its verification, so marked.
     ``name`` is what the manifest calls it, by default the source's name.
 
     Whatever is raised, nothing is left behind: FileExistsError and other OSErrors about ``output``, FileNotFoundError
@@ -123,7 +124,7 @@ def export(
         certificate = None
         if verify:
             with stages("verify"):
-                certificate = _certify(folder, source, adapters, output, force, stages.progress)
+                certificate = _certify(folder, source, adapters, output, keep_failed, stages.progress)
             content |= {"verification": certificate.to_json()}
             if job.quantization.recipe is not None:
                 with stages("quality"):
@@ -475,13 +476,13 @@ def _certify(
     source: str | Path,
     adapters: Sequence[tuple[str | Path, float]],
     output: str | Path,
-    force: bool,
+    keep_failed: bool,
     progress: Progress,
 ) -> Certificate:
     from diptych.export import parity  # compiles and runs the model: an unverified export does without
 
     certificate = parity.verify(folder, source=source, adapters=adapters, progress=progress)
-    if certificate.status == "failed" and not force:
+    if certificate.status == "failed" and not keep_failed:
         raise ParityError(output, certificate)
     return certificate
 

@@ -71,7 +71,9 @@ WRONG_INPUT = {
     "output where nothing can be": ("export {checkpoint} -o /proc/diptych/new", "/proc"),
     "unknown target": ("export {checkpoint} -o {new} --target tpu", "--target tpu onnx"),
     "context of nothing": ("export {checkpoint} -o {new} --max-context 0", "--max-context"),
-    "context beyond the model": ("export {checkpoint} -o {new} --max-context 100000", "256"),
+    "context beyond the model": ("export {checkpoint} -o {new} --max-context 100000", "--max-context 256"),
+    "a wrong probability": ("run {artifact} Hello --top-p=7", "--top-p"),
+    "a temperature below zero": ("run {artifact} Hello --temperature -1", "--temperature"),
     "misspelt option": ("export {checkpoint} -o {new} --forse", "--forse"),
     "no output": ("export {checkpoint}", "--output"),
     "no such command": ("exprot", "exprot"),
@@ -314,6 +316,22 @@ def test_a_question_that_does_not_fit_ends_nothing(call: Call, monkeypatch: pyte
     assert "256" in first
     assert first.startswith("Error: ")
     assert "finish: length" in second
+
+
+def test_piped_answers_come_without_prompts(places: dict[str, Path]) -> None:
+    command = [sys.executable, "-m", "diptych", "chat", str(places["artifact"]), "--max-tokens", "3"]
+    done = subprocess.run(command, input="one\ntwo\n", capture_output=True, text=True, check=True)
+    answers = "".join(done.stdout.splitlines())
+    assert answers and not done.stdout.startswith("> ") and "\n> " not in done.stdout
+
+
+def test_a_verification_that_failed_says_in_what(call: Call, places: dict[str, Path], tmp_path: Path) -> None:
+    """A tab for a space in a file that no program computes with: only its hash differs."""
+    damaged = shutil.copytree(places["artifact"], tmp_path / "damaged")
+    file = damaged / "tokenizer_config.json"
+    file.write_bytes(file.read_bytes().replace(b" ", b"\t", 1))
+    code, out, _ = call("verify", str(damaged), "--source", "{checkpoint}", "--steps", "3")
+    assert (code, out.partition("\n")[0].strip()) == (1, "verification failed: files")
 
 
 def test_a_missing_extra_is_named(places: dict[str, Path]) -> None:

@@ -294,7 +294,7 @@ def test_rope_tables_are_those_of_training(kind: str, target: str) -> None:
     inv_freq, magnitude = frequencies(rope, POSITIONS)
 
     def turn(x: Any, positions: Any) -> Any:
-        return rotary(x, positions, inv_freq, heads=1, interleaved=rope.interleaved, magnitude=magnitude)
+        return rotary(x, positions, jnp.asarray(inv_freq), heads=1, interleaved=rope.interleaved, magnitude=magnitude)
 
     R, positions = inv_freq.size, np.arange(POSITIONS, dtype=np.int32)[None]
     x = np.zeros((1, POSITIONS, 2 * R), np.float32)

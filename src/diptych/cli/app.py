@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (UsageError, ValueError, OSError, ModuleNotFoundError) as error:
-        line = explain(error)
+        line = explain(error, given)
         if line is None:
             raise
         print(f"Error: {line}", file=sys.stderr)

@@ -85,12 +85,14 @@ def _turn(answer: Callable[[list[Message]], Generation], messages: list[Message]
 
 
 def _read_line() -> str | None:
-    """A line without its outer spaces; None at the end of the input. Ctrl-C empties the line."""
+    """A line without its outer spaces; None at the end of the input. Ctrl-C empties the line.
+
+    Only a person at a terminal sees a prompt, and a new line behind what ended theirs: piped output is answers alone.
+    """
+    seen = sys.stdin.isatty() and sys.stdout.isatty()
     try:
-        return input("> ").strip()
-    except EOFError:
-        print()
-        return None
-    except KeyboardInterrupt:
-        print()
-        return ""
+        return input("> " if seen else "").strip()
+    except (EOFError, KeyboardInterrupt) as end:
+        if seen:
+            print()
+        return None if isinstance(end, EOFError) else ""

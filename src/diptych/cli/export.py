@@ -55,6 +55,9 @@ def export(
     name: Annotated[str | None, typer.Option("--name", help="The artifact's name; default: the source's.")] = None,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check ONNX Runtime against JAX.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an artifact that is there.")] = False,
+    keep_failed: Annotated[
+        bool, typer.Option("--keep-failed", help="Keep an artifact that failed its verification, marked as failed.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Turn a checkpoint into an artifact and prove that both mean the same."""
@@ -74,6 +77,7 @@ def export(
                 name=name,
                 verify=verify,
                 force=force,
+                keep_failed=keep_failed,
                 progress=progress,
             )
     except ParityError as error:
@@ -90,5 +94,5 @@ def export(
         if report.quantization is not None:
             show(quantization_table(report.quantization))
         print(f"Wrote {report.path}. Try: diptych run {report.path} 'Hello!'")
-    if report.verification["status"] == "failed":  # and was kept, since --force said so
+    if report.verification["status"] == "failed":  # and was kept, since --keep-failed said so
         raise typer.Exit(1)

@@ -22,7 +22,9 @@ def parity_table(verification: Mapping[str, Any]) -> RenderableType:
             _number(check["tolerance"]),
             Text("passed", "green") if check["passed"] else Text("FAILED", "bold red"),
         )
-    line = Text(f"parity, ONNX Runtime against JAX: {verification['status']}", "bold")
+    failed = [check["name"] for check in verification["checks"] if not check["passed"]]
+    passed_or_skipped = f"parity, ONNX Runtime against JAX: {verification['status']}"
+    line = Text(f"verification failed: {', '.join(failed)}" if failed else passed_or_skipped, "bold")
     return Group(line, grid) if verification["checks"] else line
 
 
