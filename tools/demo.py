@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 
 import fetch_models
+from diptych.jax_model.readers import hub
 
 ROOT = Path(__file__).resolve().parents[1]
 QUESTION = "What is gravity?"
-FROM_HUB = ["*.json", "*.safetensors", "*.jinja"]
 
 
 def artifact_name(model: str) -> str:
@@ -35,42 +35,21 @@ def artifact_of(model: str) -> Path:
 
 
 def source_of(model: str) -> str:
-    """What ``diptych export`` reads, fetched where ``model`` is one of our names or a Hub id (``org/name``)."""
-    if model in fetch_models.KNOWN:
-        return str(fetch_models.fetch(model))
-    if Path(model).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
-        return model
-    return fetch_from_hub(model)
+    """What ``diptych export`` reads: our own names are fetched, paths and Hub ids it finds. Raises FetchError."""
+    return str(fetch_models.fetch(model)) if model in fetch_models.KNOWN else model
 
 
 def made_from(model: str, artifact: Path) -> bool:
-    """Whether an artifact's provenance is this model: two models may have one name."""
+    """Whether an artifact's provenance is this model: two models may have one name.
+
+    Raises FileNotFoundError or ValueError about a Hub id that can no longer be found.
+    """
     files = json.loads((artifact / "manifest.json").read_text(encoding="utf-8"))["source"]["files"]
     if model in fetch_models.KNOWN:
         return [file["sha256"] for file in files.values()] == [fetch_models.KNOWN[model].sha256]
-    source = Path(model) if Path(model).exists() else hub_folder(model)
+    source = hub.fetch(model) if hub.is_repository(model) else Path(model)
     folder = source if source.is_dir() else source.parent
     return all((folder / name).is_file() and (folder / name).stat().st_size == files[name]["bytes"] for name in files)
-
-
-def hub_folder(model: str) -> Path:
-    return fetch_models.MODELS / model.replace("/", "--")
-
-
-def fetch_from_hub(model: str) -> str:
-    """Download what an export reads of a Hugging Face repository into ``models/``. Raises FetchError."""
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
-
-    folder = hub_folder(model)
-    fetch_models.say(f"{model} is no path here: fetching it from the Hugging Face Hub into {folder}")
-    try:
-        return huggingface_hub.snapshot_download(model, local_dir=folder, allow_patterns=FROM_HUB)
-    except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise fetch_models.FetchError(
-            f"{model} is neither a path nor could it be fetched from the Hub: {reason}"
-        ) from None
 
 
 def diptych(*arguments: str) -> int:
@@ -88,7 +67,7 @@ def main() -> int:
     artifact = artifact_of(options.model)
     try:
         code = see_to(options.model, artifact)
-    except (fetch_models.FetchError, OSError) as error:
+    except (fetch_models.FetchError, OSError, ValueError) as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
     if code or options.no_answer:
