@@ -190,7 +190,7 @@ def _pieces(outputs: int, inputs: int) -> Iterator[slice]:
 
 
 def _columns(rows: _F32, block: int) -> _F32:
-    """A block in each column, [block, n]: what is taken over a block then runs along whole rows, several times faster."""
+    """A block in each column, [block, n]: sums over blocks are then sums of long rows, several times faster."""
     return np.ascontiguousarray(rows.reshape(-1, block).T)
 
 

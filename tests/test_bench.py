@@ -275,7 +275,7 @@ MEASURED: list[rounds.Round] = [
     {"a": {"prefill 8": 4}, "b": {"prefill 8": 12}, "ceilings": {"bandwidth": 20, "arithmetic": 4}},
     {"a": {"prefill 8": 1}, "ceilings": {"bandwidth": 10, "arithmetic": 16}},
 ]  # fmt: skip
-SPECS = [Spec("a", TINY, {}, batches=True, bytes=7, read=2, operations=1), Spec("b", TINY, {})]
+SPECS = [Spec("a", TINY, {}, batches=True, weights=7, read=2, operations=1), Spec("b", TINY, {})]
 
 
 def test_medians_are_over_the_rounds_that_have_the_figure() -> None:
@@ -404,7 +404,7 @@ def test_a_peers_engine_runs_in_its_environment(tmp_path: Path) -> None:
     for peer in peers.PEERS[1:]:
         spec = peers.spec(peer, gguf, PLAN)
         assert Path(spec.python) == peer.python
-        assert (spec.options["model"], spec.options["threads"], spec.bytes) == (str(gguf), 1, 12)
+        assert (spec.options["model"], spec.options["threads"], spec.weights) == (str(gguf), 1, 12)
 
 
 def test_our_engine_takes_rows_steps_and_prompts() -> None:
@@ -416,7 +416,7 @@ def test_our_engine_takes_rows_steps_and_prompts() -> None:
         for rows in plan.rows:
             assert engine.ask("decode", context=tokens[:4], tokens=tokens[4:6], rows=rows) > 0
         assert engine.ask("prefill", tokens=tokens[:8], repeats=2) > 0
-    assert spec.read and spec.bytes and spec.read < spec.bytes
+    assert spec.read and spec.weights and spec.read < spec.weights
 
 
 def test_ceilings_are_figures(monkeypatch: pytest.MonkeyPatch) -> None:
