@@ -26,6 +26,7 @@ from diptych.bench import report, run
 from diptych.bench.engines import EngineError, Spec
 from diptych.bench.plan import Plan
 from diptych.cli.console import show
+from diptych.runtime import Manifest
 from diptych.runtime.machine import physical_cores
 
 OUTPUT = demo.ROOT / "build" / "bench"
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.again:
             for kept in ("rounds.json", "export.json"):
                 (output / kept).unlink(missing_ok=True)
-        export = _export(options, output)
+        export = None if options.no_export else _export(options.model, folders[0], output)
         done = run.go(specs, plan, vocabulary, options.rounds, _say, output / "rounds.json")
     except (EngineError, PeerError, fetch_models.FetchError, OSError, ValueError) as error:
         print(f"Error: {error}", file=sys.stderr)
@@ -65,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     known = [JAX, *(peer.name for peer in PEERS)]
     parser.add_argument(
         "--engines",
-        type=lambda text: text.split(","),
+        type=lambda text: [name for name in text.split(",") if name],
         help=f"of {', '.join(known)}; default: JAX and what is installed",
     )
     parser.add_argument("--peers", action="store_true", help="install the engines that are not there")
@@ -78,16 +79,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _export(options: argparse.Namespace, output: Path) -> dict[str, Any] | None:
-    """What an export of the model takes; measured once and kept, as rounds are. None where it has been left out."""
-    if options.no_export:
-        return None
-    kept = output / "export.json"
-    if not kept.exists():
-        _say("exporting")
-        found = export_engine.cost(Path(demo.source_of(options.model)), output)
+def _export(model: str, artifact: Path, output: Path) -> dict[str, Any]:
+    """What the artifact's export takes; measured once and kept, as rounds are."""
+    kept, options = output / "export.json", export_engine.options_of(Manifest.open(artifact))
+    found = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    if found.get("options") != options:
+        _say("exporting once more, to measure it")
+        found = export_engine.cost(Path(demo.source_of(model)), options, output)
         kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return dict(json.loads(kept.read_text(encoding="utf-8")))
+    return dict(found)
 
 
 def _others(options: argparse.Namespace, artifact: Path, ours: Spec, plan: Plan) -> list[Spec]:

@@ -24,7 +24,7 @@ def summary(
 ) -> dict[str, Any]:
     """Medians, and ratios to the first engine; with the rounds themselves, so that anything else can be worked out.
 
-    ``export`` is what the export of the first artifact took: ``seconds`` by stage, ``memory`` in bytes.
+    ``export`` is what the export of the first artifact took: its ``options``, ``seconds`` by stage, ``memory`` in bytes.
     """
     return {
         "machine": {"processor": processor(), "cpus": os.cpu_count(), "system": platform.platform()},
@@ -67,12 +67,12 @@ DECODE = (
 )
 MEMORY = (
     "In a process of its own, which opens the model, reads a prompt of {prompt} tokens and takes some steps. First "
-    "token: from the start of loading to the logits behind a prompt of {first} tokens. Peak: of all memory, mapped files "
-    "included, which processes share. Private: what the process holds for itself in the end, its KV cache included, "
-    "beyond what its imports need; × weights: of the weights file. –: this system does not tell."
+    "token: from the start of loading to the logits behind a prompt of {first} tokens. Peak: of all memory, mapped "
+    "files included, which processes share. Private: what the process holds for itself in the end, its KV cache "
+    "included, beyond what its imports need; ×: of the weights file. –: this system does not tell."
 )
 EXPORT = (
-    "`diptych export` of this model, verification included, in a process of its own; its peak of memory, mapped files "
+    "The first row's export ({options}), made once more in a process of its own. Its peak of memory, mapped files "
     "included: {memory}."
 )
 
@@ -94,7 +94,8 @@ def tables(found: dict[str, Any]) -> Iterator[Table | str]:
     if found["export"] is not None:
         yield "\nExport"
         yield _export(found["export"])
-        yield EXPORT.format(memory=_or_dash(found["export"]["memory"], size))
+        options = ", ".join(f"{name} {value}" for name, value in found["export"]["options"].items())
+        yield EXPORT.format(options=options, memory=_or_dash(found["export"]["memory"], size))
 
 
 def _speeds(cases: Sequence[Case], engines: dict[str, Any]) -> Table:
@@ -115,7 +116,7 @@ def _speed(case: dict[str, Any] | None) -> str:
 
 
 def _memory(engines: dict[str, Any]) -> Table:
-    grid = table("", "load>", "first token>", "peak>", "private>", "× weights>", "weights>")
+    grid = table("", "load>", "first token>", "peak>", "private>", "×>", "weights>")
     for name, engine in engines.items():
         seconds = (_or_dash(engine[what], "{:.2f} s".format) for what in ("load", "first_token"))
         peak, private, weights = (_or_dash(engine[what], size) for what in ("memory", "private", "weights"))
