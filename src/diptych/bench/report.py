@@ -24,7 +24,8 @@ def summary(
 ) -> dict[str, Any]:
     """Medians, and ratios to the first engine; with the rounds themselves, so that anything else can be worked out.
 
-    ``export`` is what the export of the first artifact took: its ``options``, ``seconds`` by stage, ``memory`` in bytes.
+    ``export`` is what the export of the first artifact took: its ``options``, ``seconds`` by stage, ``memory`` in
+    bytes.
     """
     return {
         "machine": {"processor": processor(), "cpus": os.cpu_count(), "system": platform.platform()},
