@@ -31,7 +31,7 @@ from bench.peers import PEERS, PeerError
 from diptych import load
 from diptych.bench.engines import Engine, EngineError, Spec
 from diptych.cli.console import show, table
-from diptych.export import prompts, quality
+from diptych.export import quality
 from diptych.export.quality import Reader
 from diptych.jax_model import params as parameters
 from diptych.jax_model.config import Config
@@ -128,22 +128,12 @@ class LlamaCppReader:
             yield np.load(self._file)
 
 
-def texts(model: LanguageModel) -> dict[str, list[int]]:
-    """The export's own, and as messages where the model has a chat template; in the artifact's tokens."""
-    manifest = model.manifest
-    found = quality.texts(manifest.folder, manifest.vocabulary.size, manifest.max_context)
-    if model.text.has_chat_template:
-        messages = {"chat": prompts.SHORT, "chat, code": f"What does this do?\n\n{prompts.CODE}"}
-        found |= {name: model.encode([{"role": "user", "content": content}]) for name, content in messages.items()}
-    return found
-
-
 def measure(gguf: Path, artifact: Path, threads: int) -> Pairs:
     """How all readers agree on our texts. Raises EngineError, and what opening either raises."""
-    model = load(artifact, threads=threads)
-    ours = texts(model)
+    model = load(artifact, sessions="two", threads=threads)
+    texts = quality.texts(artifact, model.manifest.vocabulary.size, model.manifest.max_context)
     config = Config.from_json(model.manifest.data["config"])
-    longest = max(map(len, ours.values()))
+    longest = max(map(len, texts.values()))
     options = {"model": str(gguf), "threads": threads, "capacity": longest}
     spec = Spec(LLAMA_CPP.name, Path(__file__).parent / "llama_cpp_reader.py", options, str(LLAMA_CPP.python))
     with ExitStack() as stack:
@@ -155,7 +145,7 @@ def measure(gguf: Path, artifact: Path, threads: int) -> Pairs:
             "prefill": PrefillReader(model),
             "decode": DecodeReader(model),
         }
-        return compare(readers, ours)
+        return compare(readers, texts)
 
 
 # ------------------------------------------------------------------------------------------------------------ the tool

@@ -31,7 +31,7 @@ def options_of(manifest: Manifest) -> dict[str, Any]:
     options["quantize"] = "none" if quantization is None else quantization["scheme"]
     if manifest.verification == "skipped":
         options["verify"] = False
-        options["accuracy_level"] = 1 if quantization is None else quantization["accuracy_level"]["decode"]
+        options["accuracy_level"] = 1 if quantization is None else quantization["accuracy_level"]
     return options
 
 
