@@ -48,7 +48,7 @@ agreement: $(VENV)/.bench
 	$(BIN)/python tools/demo.py "$(MODEL)" --no-answer
 	PYTHONPATH=tools $(BIN)/python -m bench.agreement "$(MODEL)"
 
-# What random weights say means nothing, so nothing is verified; decode's accuracy level is then not measured but given.
+# What random weights say means nothing, so nothing is verified, and the accuracy level is given instead of measured.
 bench-1b: $(VENV)/.bench
 	$(BIN)/python tools/bench/random_llama.py build/random-llama-1b
 	test -e artifacts/random-llama-1b/manifest.json || $(BIN)/diptych export build/random-llama-1b \
