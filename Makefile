@@ -4,6 +4,8 @@
 #   make test               the test suite       make check    ruff, mypy
 #   make bench [PEERS=1]    prefill and decode, measured separately, in ours and in JAX; with PEERS=1 other runtimes
 #                           are installed into build/peers/ and measured beside them (BENCH_ARGS="--quick", …)
+#   make agreement          next-token probabilities of the artifact and of llama.cpp (installed too) on the same GGUF file
+#   make bench-1b           export and speed of a random model of a billion parameters
 #   make clean              remove .venv, caches and build outputs; models/ and artifacts/ stay
 #
 # With uv:  make PIP="uv pip" demo
@@ -20,7 +22,7 @@ PEERS ?=
 # What `uv pip` installs into, whatever environment is active.
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench agreement bench-1b clean
 .DELETE_ON_ERROR:
 
 help:
@@ -41,6 +43,17 @@ check: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/python tools/demo.py "$(MODEL)" --no-answer
 	PYTHONPATH=tools $(BIN)/python -m bench "$(MODEL)" $(if $(PEERS),--peers) $(BENCH_ARGS)
+
+agreement: $(VENV)/.bench
+	$(BIN)/python tools/demo.py "$(MODEL)" --no-answer
+	PYTHONPATH=tools $(BIN)/python -m bench.agreement "$(MODEL)"
+
+# What random weights say means nothing, so nothing is verified, and the accuracy level is given instead of measured.
+bench-1b: $(VENV)/.bench
+	$(BIN)/python tools/bench/random_llama.py build/random-llama-1b
+	test -e artifacts/random-llama-1b/manifest.json || $(BIN)/diptych export build/random-llama-1b \
+	    -o artifacts/random-llama-1b --quantize int4 --no-verify --accuracy-level 4
+	PYTHONPATH=tools $(BIN)/python -m bench build/random-llama-1b --engines= $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,7 +149,21 @@ def test_errors_are_answers() -> None:
     worker.serve(Worker(refuse), requests, answers)
     first, second = map(json.loads, answers.getvalue().splitlines())
     assert first == {"error": "ValueError: no model"}
-    assert second["value"] is None or second["value"] > 0
+    assert second["value"].keys() <= {"memory", "private"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells private memory")
+def test_private_memory_is_what_came_behind_the_imports() -> None:
+    one = Worker(lambda: bytearray(b"x" * (64 << 20)))
+    before = one.memory()["private"]
+    one.call("isascii")
+    assert 60 << 20 < one.memory()["private"] - before < 80 << 20
+
+
+def test_what_the_system_does_not_tell_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "status", lambda field: None)
+    monkeypatch.setattr(worker, "peak_memory", lambda: None)
+    assert Worker(FakeGenerator).memory() == {}
 
 
 def test_a_worker_needs_nothing_but_python() -> None:
@@ -275,7 +290,7 @@ MEASURED: list[rounds.Round] = [
     {"a": {"prefill 8": 4}, "b": {"prefill 8": 12}, "ceilings": {"bandwidth": 20, "arithmetic": 4}},
     {"a": {"prefill 8": 1}, "ceilings": {"bandwidth": 10, "arithmetic": 16}},
 ]  # fmt: skip
-SPECS = [Spec("a", TINY, {}, batches=True, bytes=7, read=2, operations=1), Spec("b", TINY, {})]
+SPECS = [Spec("a", TINY, {}, batches=True, weights=7, read=2, operations=1), Spec("b", TINY, {})]
 
 
 def test_medians_are_over_the_rounds_that_have_the_figure() -> None:
@@ -345,8 +360,20 @@ def test_both_phases_have_their_own_table() -> None:
     found = report.summary(SPECS, PLAN, MEASURED)
     assert json.loads(json.dumps(found))["engines"]["b"]["cases"]["prefill 8"]["times_first"] == 0.5
     text = shown(found)
-    prefill, decode = text.index("prefill: tokens/s"), text.index("decode: tokens/s")
+    prefill, decode = text.index("Prefill, tokens/s"), text.index("Decode, tokens/s")
     assert prefill < text.index("1 (0.50×)") < decode < text.index("4 40%")
+
+
+def test_memory_and_export_have_tables() -> None:
+    measured: list[rounds.Round] = [{"a": {"load": 1.5, "memory": 9e9, "private": 14}, "b": {"load": 2}}]
+    export = {"options": {"quantize": "int4"}, "seconds": {"trace": 1.5, "weights": 2}, "memory": None}
+    found = report.summary(SPECS, PLAN, measured, export)
+    assert found["engines"]["a"]["private_times_weights"] == 2.0
+    lines = [line.split() for line in shown(found).splitlines()]
+    assert ["a", "1.50", "s", "–", "9.00", "GB", "14", "B", "2.00", "7", "B"] in lines
+    assert ["b", "2.00", "s", "–", "–", "–", "–", "–"] in lines
+    assert ["all", "3.5"] in lines
+    assert "quantize int4" in shown(found)
 
 
 def test_plots_draw_one_row_by_length() -> None:
@@ -367,9 +394,9 @@ def test_plots_draw_one_row_by_length() -> None:
 
 def test_plots_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
-    files = plots.draw(report.summary(SPECS, PLAN, MEASURED), tmp_path)
-    assert [file.name for file in files] == ["ttft.svg", "prefill-roofline.svg"]  # no decode of one row was measured
-    assert all("<svg" in file.read_text(encoding="utf-8") for file in files)
+    files = plots.draw({"model": "tiny", **report.summary(SPECS, PLAN, MEASURED)}, tmp_path)
+    assert [file.name for file in files] == ["ttft.png", "prefill-roofline.png"]  # no decode of one row was measured
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
 
 
 # ----------------------------------------------------------------------------------------------------- what is measured
@@ -404,7 +431,7 @@ def test_a_peers_engine_runs_in_its_environment(tmp_path: Path) -> None:
     for peer in peers.PEERS[1:]:
         spec = peers.spec(peer, gguf, PLAN)
         assert Path(spec.python) == peer.python
-        assert (spec.options["model"], spec.options["threads"], spec.bytes) == (str(gguf), 1, 12)
+        assert (spec.options["model"], spec.options["threads"], spec.weights) == (str(gguf), 1, 12)
 
 
 def test_our_engine_takes_rows_steps_and_prompts() -> None:
@@ -416,7 +443,7 @@ def test_our_engine_takes_rows_steps_and_prompts() -> None:
         for rows in plan.rows:
             assert engine.ask("decode", context=tokens[:4], tokens=tokens[4:6], rows=rows) > 0
         assert engine.ask("prefill", tokens=tokens[:8], repeats=2) > 0
-    assert spec.read and spec.bytes and spec.read < spec.bytes
+    assert spec.read and spec.weights and spec.read < spec.weights
 
 
 def test_ceilings_are_figures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,6 +465,35 @@ def test_artifacts_are_compared_on_the_same_tokens(tmp_path: Path) -> None:
         (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(ValueError, match=r"vocabularies of \[97, 98\]"):
         run.artifacts([tmp_path / "97", tmp_path / "98"], PLAN)
+
+
+def test_variants_are_engines_of_their_own(tmp_path: Path) -> None:
+    def names(folders: list[Path], **variants: list[Any]) -> list[str]:
+        return [spec.name for spec in run.artifacts(folders, PLAN, variants)[0]]
+
+    other = tmp_path / "tiny"
+    shutil.copytree(TINY, other)
+    assert names([TINY]) == names([TINY], threads=[3]) == ["tiny"]
+    assert names([TINY], threads=[1, 2]) == ["tiny, threads 1", "tiny, threads 2"]
+    both = names([TINY], threads=[1, 2], sessions=["one", "two"])
+    assert both == [f"tiny, threads {n}, sessions {s}" for n in (1, 2) for s in ("one", "two")]
+    assert names([TINY, other]) == [str(TINY), str(other)]  # one name for two is none
+
+
+def test_variants_run() -> None:
+    [one, two], plan, vocabulary = run.artifacts([TINY], PLAN, {"sessions": ["one", "two"]})
+    for spec in (one, two):
+        with Engine(spec) as engine:
+            assert engine.ask("load", tokens=plan.tokens(vocabulary)[:2])["load"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [(["--threads", "1,x"], "'x' is none"), (["--threads", "0"], "'0' is none"), (["--sessions", "three"], "one, two")],
+)
+def test_wrong_variants(capsys: pytest.CaptureFixture[str], options: list[str], reason: str) -> None:
+    assert main(["bench", str(TINY), *options]) == 2
+    assert reason in capsys.readouterr().err
 
 
 def test_the_command_says_what_is_no_artifact(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -16,15 +16,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import demo
 import fetch_models
-from bench import peers, plots
+from bench import export_engine, peers, plots
 from bench.peers import PEERS, PeerError
 from diptych.bench import report, run
-from diptych.bench.engines import Spec
+from diptych.bench.engines import EngineError, Spec
 from diptych.bench.plan import Plan
 from diptych.cli.console import show
+from diptych.runtime import Manifest
 from diptych.runtime.machine import physical_cores
 
 OUTPUT = demo.ROOT / "build" / "bench"
@@ -37,17 +39,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = Plan.quick(count) if options.quick else Plan(threads=count)
     folders = options.artifacts or [demo.ROOT / demo.artifact_of(options.model)]
     try:
-        ours, plan, vocabulary = run.artifacts(folders, plan)
+        artifacts, plan, vocabulary = run.artifacts(folders, plan)
+        ours = [replace(spec, name=f"diptych {spec.name}" if artifacts[1:] else "diptych") for spec in artifacts]
         specs = [*ours, *_others(options, folders[0], ours[0], plan)]
-        name = f"{demo.artifact_name(options.model)}{'-quick' if options.quick else ''}"
-        output = options.output or OUTPUT / name
+        name = demo.artifact_name(options.model)
+        output = options.output or OUTPUT / f"{name}{'-quick' if options.quick else ''}"
         if options.again:
-            (output / "rounds.json").unlink(missing_ok=True)
+            for kept in ("rounds.json", "export.json"):
+                (output / kept).unlink(missing_ok=True)
+        export = None if options.no_export else _export(options.model, folders[0], output)
         done = run.go(specs, plan, vocabulary, options.rounds, _say, output / "rounds.json")
-    except (PeerError, fetch_models.FetchError, OSError, ValueError) as error:
+    except (EngineError, PeerError, fetch_models.FetchError, OSError, ValueError) as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
-    found = report.summary(specs, plan, done)
+    found = {"model": name} | report.summary(specs, plan, done, export)
     (output / "bench.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     show(*report.tables(found))
     _plot(found, output)
@@ -61,16 +66,28 @@ def _parser() -> argparse.ArgumentParser:
     known = [JAX, *(peer.name for peer in PEERS)]
     parser.add_argument(
         "--engines",
-        type=lambda text: text.split(","),
+        type=lambda text: [name for name in text.split(",") if name],
         help=f"of {', '.join(known)}; default: JAX and what is installed",
     )
     parser.add_argument("--peers", action="store_true", help="install the engines that are not there")
+    parser.add_argument("--no-export", action="store_true", help="do not measure what an export takes")
     parser.add_argument("--quick", action="store_true", help="fewer lengths")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, help="of every engine; default: the physical cores")
     parser.add_argument("--output", type=Path, help="folder for rounds, figures and plots; default: build/bench/MODEL")
     parser.add_argument("--again", action="store_true", help="forget the rounds that are there")
     return parser
+
+
+def _export(model: str, artifact: Path, output: Path) -> dict[str, Any]:
+    """What the artifact's export takes; measured once and kept, as rounds are."""
+    kept, options = output / "export.json", export_engine.options_of(Manifest.open(artifact))
+    found = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    if found.get("options") != options:
+        _say("exporting once more, to measure it")
+        found = export_engine.cost(Path(demo.source_of(model)), options, output)
+        kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return dict(found)
 
 
 def _others(options: argparse.Namespace, artifact: Path, ours: Spec, plan: Plan) -> list[Spec]:

@@ -84,16 +84,17 @@ def install(peer: Peer) -> None:
 def spec(peer: Peer, gguf: Path, plan: Plan) -> Spec:
     """The peer as an engine. Raises PeerError where its model cannot be made."""
     model = peer.model(gguf, peer.python)
-    size = _bytes(model)
+    size = _weights(model)
     options = {"model": str(model), "threads": plan.threads}
     if peer.name != "openvino_genai":  # which sizes its cache itself
         options["capacity"] = plan.capacity
     read = size if peer.name != "openvino_genai" else None  # it has other numbers than its file
-    return Spec(peer.name, ENGINES / f"{peer.name}.py", options, str(peer.python), bytes=size, read=read)
+    return Spec(peer.name, ENGINES / f"{peer.name}.py", options, str(peer.python), weights=size, read=read)
 
 
-def _bytes(model: Path) -> int:
-    return sum(file.stat().st_size for file in model.iterdir()) if model.is_dir() else model.stat().st_size
+def _weights(model: Path) -> int:
+    """Bytes of the file that holds them: of a folder's, the largest."""
+    return max(file.stat().st_size for file in ([model] if model.is_file() else model.iterdir()))
 
 
 def _installed(python: Path) -> Path:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from diptych.runtime import Session, load
 
 
 class Engine:
     """See ``worker.Stepping``. ``capacity`` tokens of context in every row."""
 
-    def __init__(self, model: str, threads: int, capacity: int, sessions: str | None = None) -> None:
-        options = {} if sessions is None else {"sessions": sessions}
-        self._model = load(model, threads=threads, **options)  # type: ignore[arg-type]
+    def __init__(self, model: str, capacity: int, **options: Any) -> None:
+        """``options`` are those of ``load``."""
+        self._model = load(model, **options)
         self._capacity = capacity
         self._sessions: dict[int, Session] = {}
 

@@ -28,8 +28,9 @@ class Spec:
     """How to start an engine, and what is known without starting it.
 
     ``adapter`` is the file with its class ``Engine``, ``options`` what that is opened with, ``python`` the interpreter
-    of the environment that it is installed in.  ``bytes`` are those of the model's files; ``read`` those of the weights
-    that a decode step reads, and ``operations`` those that a token costs in a prefill, where they are known.
+    of the environment that it is installed in.  ``weights`` are the bytes of the file that holds them, ``read`` those
+    that a decode step reads, and ``operations`` those that a token costs in a prefill, where they are known.  ``model``
+    tells one model from another of the same name.
     """
 
     name: str
@@ -37,9 +38,10 @@ class Spec:
     options: Mapping[str, Any]
     python: str = sys.executable
     batches: bool = False
-    bytes: int | None = None
+    weights: int | None = None
     read: int | None = None
     operations: int | None = None
+    model: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

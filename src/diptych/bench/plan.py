@@ -51,6 +51,11 @@ class Plan:
         """Tokens that a row has to hold."""
         return max([*self.prompts, *(context + 2 * self.steps for context in self.contexts)], default=0)
 
+    @property
+    def memory_prompt(self) -> int:
+        """Tokens of the prompt that is read before memory is looked at."""
+        return min(512, max(self.prompts))
+
     def within(self, longest: int) -> Plan:
         """Without what does not fit into a context of ``longest`` tokens."""
         fields: dict[str, Any] = asdict(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -16,20 +16,23 @@ from diptych.bench.rounds import Round
 from diptych.cli.console import size, table
 from diptych.runtime.machine import processor
 
-FRESH = {
-    "load": "load",
-    "first_token": f"first token of {FIRST_PROMPT}",
-    "memory": "peak memory",
-}
+FRESH = ("load", "first_token", "memory", "private")
 
 
-def summary(specs: Sequence[Spec], plan: Plan, rounds: Sequence[Round]) -> dict[str, Any]:
-    """Medians, and ratios to the first engine; with the rounds themselves, so that anything else can be worked out."""
+def summary(
+    specs: Sequence[Spec], plan: Plan, rounds: Sequence[Round], export: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Medians, and ratios to the first engine; with the rounds themselves, so that anything else can be worked out.
+
+    ``export`` is what the export of the first artifact took: its ``options``, ``seconds`` by stage, ``memory`` in
+    bytes.
+    """
     return {
         "machine": {"processor": processor(), "cpus": os.cpu_count(), "system": platform.platform()},
         "plan": plan.to_json(),
         "ceilings": {kind: figures.median(rounds, "ceilings", kind) for kind in ("bandwidth", "arithmetic")},
         "engines": {spec.name: _engine(spec, specs[0], plan, rounds) for spec in specs},
+        "export": None if export is None else dict(export),
         "rounds": list(rounds),
     }
 
@@ -46,25 +49,54 @@ def _engine(spec: Spec, first: Spec, plan: Plan, rounds: Sequence[Round]) -> dic
                 "share_of_roofline": figures.roofline(rounds, spec, case),
             }
     fresh = {what: figures.median(rounds, spec.name, what) for what in FRESH}
-    return {"bytes": spec.bytes, "bytes_read_per_step": spec.read, **fresh, "cases": cases}
+    private = fresh["private"]
+    times = private / spec.weights if private is not None and spec.weights else None
+    sizes = {"weights": spec.weights, "bytes_read_per_step": spec.read, "private_times_weights": times}
+    return {**sizes, **fresh, "cases": cases}
+
+
+PREFILL = (
+    "Columns: tokens of the prompt. (×): how many times as fast as the first row, the median over the rounds that have "
+    "both. %: of {arithmetic:.0f} GFLOP/s, the speed of a float32 matrix product in NumPy here. Engines that round "
+    "activations to 8 bits, as ours does where an artifact's accuracy level is 4, can pass 100 %: many processors "
+    "multiply 8-bit integers several times as fast."
+)
+DECODE = (
+    "Columns: tokens of context × rows; the tokens of all rows count. (×): as above. %: of the steps that are possible "
+    "if each reads all weights once at {bandwidth:.1f} GB/s, the fastest that NumPy reads memory here; over 100 % "
+    "where the processor's cache keeps weights from one step to the next."
+)
+MEMORY = (
+    "In a process of its own, which opens the model, reads a prompt of {prompt} tokens and takes some steps. First "
+    "token: from the start of loading to the logits behind a prompt of {first} tokens. Peak: of all memory, mapped "
+    "files included, which processes share. Private: what the process holds for itself in the end, its KV cache "
+    "included, beyond what its imports need; ×: of the weights file. –: this system does not tell."
+)
+EXPORT = (
+    "The first row's export ({options}), made once more in a process of its own. Its peak of memory, mapped files "
+    "included: {memory}."
+)
 
 
 def tables(found: dict[str, Any]) -> Iterator[Table | str]:
-    """The summary for people. A ratio behind a figure says how many times faster than the first engine that is."""
+    """The summary for people, each table with the text that explains it."""
     plan, engines, ceilings = found["plan"], found["engines"], found["ceilings"]
     arithmetic, bandwidth = ((ceilings[kind] or 0) / 1e9 for kind in ("arithmetic", "bandwidth"))
-    yield f"{found['machine']['processor']}, {plan['threads']} threads; medians of {len(found['rounds'])} rounds"
-    yield f"\nprefill: tokens/s by length of the prompt (%: of a float32 matrix product's {arithmetic:.0f} GFLOP/s)"
+    yield setting(found)
+    yield "\nPrefill, tokens/s"
     yield _speeds([Case("prefill", n) for n in plan["prompts"]], engines)
-    yield f"decode: tokens/s by context × rows (%: of what reading the weights at {bandwidth:.1f} GB/s allows)"
+    yield PREFILL.format(arithmetic=arithmetic)
+    yield "\nDecode, tokens/s"
     yield _speeds([Case("decode", n, rows) for rows in plan["rows"] for n in plan["contexts"]], engines)
-    yield "loading, in a process of its own"
-    grid = table("", *(f"{name}>" for name in (*FRESH.values(), "files")))
-    for name, engine in engines.items():
-        seconds = (_or_dash(engine[what], "{:.2f} s") for what in ("load", "first_token"))
-        sizes = ("–" if engine[what] is None else size(engine[what]) for what in ("memory", "bytes"))
-        grid.add_row(name, *seconds, *sizes)
-    yield grid
+    yield DECODE.format(bandwidth=bandwidth)
+    yield "\nLoading and memory"
+    yield _memory(engines)
+    yield MEMORY.format(prompt=Plan(**plan).memory_prompt, first=FIRST_PROMPT)
+    if found["export"] is not None:
+        yield "\nExport"
+        yield _export(found["export"])
+        options = ", ".join(f"{name} {value}" for name, value in found["export"]["options"].items())
+        yield EXPORT.format(options=options, memory=_or_dash(found["export"]["memory"], size))
 
 
 def _speeds(cases: Sequence[Case], engines: dict[str, Any]) -> Table:
@@ -84,5 +116,32 @@ def _speed(case: dict[str, Any] | None) -> str:
     return f"{case['tokens_per_s']:.0f}{share}{times}"
 
 
-def _or_dash(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value)
+def _memory(engines: dict[str, Any]) -> Table:
+    grid = table("", "load>", "first token>", "peak>", "private>", "×>", "weights>")
+    for name, engine in engines.items():
+        seconds = (_or_dash(engine[what], "{:.2f} s".format) for what in ("load", "first_token"))
+        peak, private, weights = (_or_dash(engine[what], size) for what in ("memory", "private", "weights"))
+        grid.add_row(name, *seconds, peak, private, _or_dash(engine["private_times_weights"], "{:.2f}".format), weights)
+    return grid
+
+
+def _export(export: Mapping[str, Any]) -> Table:
+    seconds = export["seconds"]
+    grid = table("stage", "seconds>")
+    for stage, each in (*seconds.items(), ("all", sum(seconds.values()))):
+        grid.add_row(stage, f"{each:.1f}")
+    return grid
+
+
+def _or_dash(value: float | None, form: Callable[[float], str]) -> str:
+    return "–" if value is None else form(value)
+
+
+def setting(found: Mapping[str, Any]) -> str:
+    """Where and how often was measured, in a line."""
+    threads, rounds = found["plan"]["threads"], len(found["rounds"])
+    return f"{found['machine']['processor']}, {_counted(threads, 'thread')}; medians of {_counted(rounds, 'round')}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from diptych.bench.engines import Engine, EngineError, Spec, ceilings
 from diptych.bench.plan import FIRST_PROMPT, Case, Plan
 
-# Seconds (bytes for "memory") by engine and case; the machine's own figures under "ceilings".
+# Seconds (bytes for "memory" and "private") by engine and case; the machine's own figures under "ceilings".
 Round: TypeAlias = dict[str, dict[str, float]]
 Report: TypeAlias = Callable[[str], None]
 
@@ -80,11 +80,11 @@ def _run(engine: Engine, case: Case, plan: Plan, tokens: list[int]) -> dict[str,
 
 
 def _fresh(spec: Spec, plan: Plan, tokens: list[int]) -> dict[str, float]:
-    """Loading, and the peak of memory when both phases have run, in a process that does nothing else."""
-    prompt = tokens[: min(512, max(plan.prompts))]
+    """Loading, and memory when both phases have run, in a process that does nothing else."""
+    prompt = tokens[: plan.memory_prompt]
     with Engine(spec) as engine:
         found = _load(engine, tokens)
         engine.ask("prefill", tokens=prompt)
         engine.ask("decode", context=prompt[:-4], tokens=prompt[-4:])
-        memory = engine.ask("memory")
-    return found | ({} if memory is None else {"memory": memory})
+        memory: dict[str, float] = engine.ask("memory")
+    return found | memory

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +19,18 @@ from diptych.bench.rounds import Report, Round, measure
 if TYPE_CHECKING:
     from diptych.runtime import Manifest
 
+WEIGHTS = "weights.safetensors"
 _BYTES = {"float32": 4, "float16": 2, "int32": 4, "int8": 1, "uint8": 1}
 
 
-def artifacts(folders: Sequence[Path], plan: Plan) -> tuple[list[Spec], Plan, int]:
+def artifacts(
+    folders: Sequence[Path], plan: Plan, variants: Mapping[str, Sequence[Any]] | None = None
+) -> tuple[list[Spec], Plan, int]:
     """Artifacts as engines, the part of the plan that fits all of them, and the size of their vocabulary.
 
-    Raises ValueError for artifacts that do not take the same tokens, and what opening a manifest raises.
+    ``variants`` are options of the runtime's ``load`` with the values to compare, such as ``{"sessions": ["one",
+    "two"]}``: every artifact is an engine with every combination of them.  Raises ValueError for artifacts that do not
+    take the same tokens, and what opening a manifest raises.
     """
     from diptych.runtime import Manifest
 
@@ -34,19 +42,43 @@ def artifacts(folders: Sequence[Path], plan: Plan) -> tuple[list[Spec], Plan, in
     plan = plan.within(longest)
     if not plan.prompts or not plan.contexts:
         raise ValueError(f"a context of {longest} tokens is too short to measure anything in")
-    return [_spec(manifest, plan) for manifest in manifests], plan, sizes.pop()
+    specs = [
+        _spec(manifest, plan, options)
+        for manifest in manifests
+        for options in _combinations({"threads": [plan.threads], **(variants or {})})
+    ]
+    return _named_apart(specs), plan, sizes.pop()
 
 
-def _spec(manifest: Manifest, plan: Plan) -> Spec:
+def _combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
+
+
+def _spec(manifest: Manifest, plan: Plan, options: Mapping[str, Any]) -> Spec:
     return Spec(
         manifest.folder.name,
         HERE / "artifact.py",
-        {"model": str(manifest.folder), "threads": plan.threads, "capacity": plan.capacity},
+        {"model": str(manifest.folder), "capacity": plan.capacity, **options},
         batches=True,
-        bytes=sum(entry.bytes for entry in manifest.files.values()),
+        weights=manifest.files[WEIGHTS].bytes,
         read=bytes_read(manifest.data),
         operations=operations(manifest.data["config"]),
+        model=hashlib.sha256((manifest.folder / "manifest.json").read_bytes()).hexdigest(),
     )
+
+
+def _named_apart(specs: Sequence[Spec]) -> list[Spec]:
+    """A name says what its engine does not have in common with the others."""
+    options = {name: {spec.options[name] for spec in specs} for name in specs[0].options}
+    alike = len({spec.name for spec in specs}) < len(options["model"])  # folders of one name
+
+    varied = [key for key, found in options.items() if key != "model" and len(found) > 1]
+
+    def name(spec: Spec) -> str:
+        differing = [f"{key} {spec.options[key]}" for key in varied]
+        return ", ".join([spec.options["model"] if alike else spec.name, *differing])
+
+    return [replace(spec, name=name(spec)) for spec in specs]
 
 
 def bytes_read(manifest: Mapping[str, Any]) -> int:
@@ -80,7 +112,7 @@ def go(
     specs: Sequence[Spec], plan: Plan, vocabulary: int, rounds: int, report: Report, kept: Path | None = None
 ) -> list[Round]:
     """Rounds until there are ``rounds`` of them, those in the file ``kept`` included, which grows with every one."""
-    key = {"plan": plan.to_json(), "engines": [spec.name for spec in specs]}
+    key = {"plan": plan.to_json(), "engines": {spec.name: [spec.model, dict(spec.options)] for spec in specs}}
     done = _resume(kept, key)
     if done:
         report(f"{len(done)} rounds are in {kept} already")
@@ -98,4 +130,4 @@ def _resume(kept: Path | None, key: Mapping[str, Any]) -> list[Round]:
     if kept is None or not kept.exists():
         return []
     found = json.loads(kept.read_text(encoding="utf-8"))
-    return list(found["rounds"]) if all(found[name] == value for name, value in key.items()) else []
+    return list(found["rounds"]) if {**found, **key} == found else []

@@ -54,6 +54,7 @@ class Worker:
         self._clock = clock
         self._engine: Any = None
         self._held: dict[int, list[int]] = {}  # what every row of a cache of so many rows holds
+        self._imports = status("RssAnon")
 
     def load(self, tokens: list[int]) -> dict[str, float]:
         """Seconds until the model is open, and until the logits behind its first prompt are there as well."""
@@ -77,15 +78,24 @@ class Worker:
         self._steps(tokens, rows)
         return (self._clock() - start) / len(tokens)
 
-    def memory(self) -> int | None:
-        """The most bytes that this process has had in memory, mapped files included; None where nobody tells."""
-        return peak_memory()
+    def memory(self) -> dict[str, int]:
+        """Bytes of this process, as far as the system tells them.
 
-    def call(self, name: str) -> Any:
-        """A figure of the engine's own: what it is, or what it measures."""
+        ``memory`` is the most that it has had, mapped files included; ``private`` what it now has for itself alone
+        beyond what it had after its imports.
+        """
+        found = {}
+        if (peak := peak_memory()) is not None:
+            found["memory"] = peak
+        if (now := status("RssAnon")) is not None and self._imports is not None:
+            found["private"] = now - self._imports
+        return found
+
+    def call(self, name: str, **arguments: Any) -> Any:
+        """A method of the engine's own: what it is, what it measures, what it computes."""
         if self._engine is None:
             self._engine = self._open()
-        return getattr(self._engine, name)()
+        return getattr(self._engine, name)(**arguments)
 
     def _prefill(self, tokens: list[int], rows: int) -> float:
         if isinstance(self._engine, Generating):
@@ -109,13 +119,19 @@ class Worker:
             self._held[rows].append(token)
 
 
+def status(field: str) -> int | None:
+    """Bytes that Linux tells of this process under a field of /proc/self/status; None elsewhere."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
+
+
 def peak_memory() -> int | None:
     """Linux's high-water mark of this program alone; elsewhere that of the process, where the system keeps one."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        pass
+    if (peak := status("VmHWM")) is not None:
+        return peak
     try:
         import resource
     except ImportError:
