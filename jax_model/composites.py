@@ -29,6 +29,7 @@ __all__ = [
     "gelu",
     "gelu_tanh",
     "layer_norm",
+    "quantize_cached",
     "rms_norm",
     "rotary",
     "softmax",
@@ -210,6 +211,7 @@ def cached_attention(
     length_B: Array,
     inv_freq_R: Array | None,
     sink_N: Array | None,
+    scales: tuple[Array, ...],
     *,
     heads: int,
     scale: float,
@@ -222,7 +224,8 @@ def cached_attention(
     """Rotate q and k, append k and v to the cache, attend over it -> (out [B, T, N H], cache_k, cache_v).
 
     ``qkv`` is one packed array ``[B, T, (N + 2 K) H]`` or its three parts along the last axis.  Without ``inv_freq``
-    nothing is rotated; ``sinks`` says that there is a ``sink``, see :func:`attention`.
+    nothing is rotated; ``sinks`` says that there is a ``sink``, see :func:`attention`.  A cache of integers has
+    ``scales`` [K, H] for keys and for values, see :func:`quantize_cached`; one of floats has none.
     """
     _, K, _, H = cache_k_BKSH.shape
     q, k, v = qkv if len(qkv) == 3 else jnp.split(qkv[0], [heads * H, (heads + K) * H], axis=-1)
@@ -230,10 +233,32 @@ def cached_attention(
         positions_BT = length_B[:, None] + lax.iota(jnp.int32, q.shape[1])[None, :]
         q = rotary(q, positions_BT, inv_freq_R, heads=heads, interleaved=interleaved, magnitude=magnitude)
         k = rotary(k, positions_BT, inv_freq_R, heads=K, interleaved=interleaved, magnitude=magnitude)
-    cache_k = cache_write(cache_k_BKSH, k, length_B)
-    cache_v = cache_write(cache_v_BKSH, v, length_B)
-    out = attention(q, cache_k, cache_v, length_B, sink_N, heads=heads, scale=scale, window=window, softcap=softcap)
+    cache_k, keys = _append(cache_k_BKSH, k, length_B, scales[:1])
+    cache_v, values = _append(cache_v_BKSH, v, length_B, scales[1:])
+    out = attention(q, keys, values, length_B, sink_N, heads=heads, scale=scale, window=window, softcap=softcap)
     return out, cache_k, cache_v
+
+
+def _append(cache_BKSH: Array, new_BTE: Array, length_B: Array, scale: tuple[Array, ...]) -> tuple[Array, Array]:
+    """The cache with new positions behind the held ones, and what attention reads of it.
+
+    ONNX Runtime's kernel decides the latter: integers are read back, new ones too; of a cache in a narrower float type
+    only what was there before has been rounded.
+    """
+    if scale:
+        (scale_KH,) = scale
+        cache_BKSH = cache_write(cache_BKSH, quantize_cached(new_BTE, scale_KH), length_B)
+        return cache_BKSH, cache_BKSH.astype(new_BTE.dtype) * scale_KH[:, None, :].astype(new_BTE.dtype)
+    written_BKSH = cache_write(cache_BKSH, new_BTE, length_B)
+    if cache_BKSH.dtype == new_BTE.dtype:
+        return written_BKSH, written_BKSH
+    return written_BKSH, cache_write(cache_BKSH.astype(new_BTE.dtype), new_BTE, length_B)
+
+
+def quantize_cached(x_BTE: Array, scale_KH: Array) -> Array:
+    """``x / scale`` as int8, as ``GroupQueryAttention`` has it: to the nearest, halves to even, clipped."""
+    steps_BTE = x_BTE.astype(jnp.float32) * (1.0 / scale_KH).reshape(-1)
+    return jnp.clip(jnp.round(steps_BTE), -128, 127).astype(jnp.int8)
 
 
 @_composite

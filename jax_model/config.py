@@ -26,6 +26,10 @@ Activation = Literal["gelu", "gelu_tanh", "relu_squared", "silu"]
 Norm = Literal["rms", "layer"]
 Placement = Literal["before", "around", "after", "parallel"]
 QkNorm = Literal["head", "width", "head_after_rope"]
+CacheDtype = Literal["float32", "float16", "int8"]
+
+# A cache of integers has scales [K, H] for keys and for values, which are parameters of each layer's attention.
+CACHE_SCALES = ("k_scale", "v_scale")
 
 
 @dataclass(frozen=True)

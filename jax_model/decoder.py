@@ -28,7 +28,7 @@ from diptych.jax_model.composites import (
     rotary,
     softmax,
 )
-from diptych.jax_model.config import Config, Experts, LatentLayer, Layer
+from diptych.jax_model.config import CACHE_SCALES, CacheDtype, Config, Experts, LatentLayer, Layer
 from diptych.jax_model.rope import Rope, frequencies
 
 __all__ = ["Cache", "decode", "forward_decode", "forward_prefill", "prefill"]
@@ -49,7 +49,7 @@ class Cache:
     """Keys and values of the tokens read so far, one pair of buffers per layer.
 
     ``k`` and ``v`` hold L arrays [B, K, S, H]; ``length`` [B] int32 counts the tokens in each row.  What lies behind
-    ``length`` is undefined.
+    ``length`` is undefined.  Where they are integers, the parameters have their scales.
     """
 
     k: tuple[Array, ...]
@@ -57,7 +57,7 @@ class Cache:
     length: Array
 
     @classmethod
-    def zeros(cls, config: Config, B: int, S: int, dtype: Any = jnp.float32) -> Cache:
+    def zeros(cls, config: Config, B: int, S: int, dtype: CacheDtype = "float32") -> Cache:
         """An empty cache of B rows and S slots."""
 
         def buffers() -> tuple[Array, ...]:
@@ -205,7 +205,7 @@ def _attention(
     config: Config, layer: Layer, weights: Params, h_BTD: Array, cache_k: Array, cache_v: Array, length_B: Array
 ) -> tuple[Array, Array, Array]:
     qkv, rope = _qkv(config, layer, weights, h_BTD, length_B)
-    out_BTE, cache_k, cache_v = _attend(config, layer, rope, qkv, weights.get("sink"), cache_k, cache_v, length_B)
+    out_BTE, cache_k, cache_v = _attend(config, layer, rope, qkv, weights, cache_k, cache_v, length_B)
     return _linear(weights, "out", out_BTE), cache_k, cache_v
 
 
@@ -214,12 +214,17 @@ def _attend(
     layer: Layer,
     rope: Rope | None,
     qkv: tuple[Array, ...],
-    sink_N: Array | None,
+    weights: Params,
     cache_k: Array,
     cache_v: Array,
     length_B: Array,
 ) -> tuple[Array, Array, Array]:
     inv_freq, magnitude = (None, 1.0) if rope is None else frequencies(rope, config.max_positions)
+    sink_N, scales = weights.get("sink"), tuple(weights[name] for name in CACHE_SCALES if name in weights)
+    if jnp.issubdtype(cache_k.dtype, jnp.integer) != bool(scales):
+        raise ValueError(
+            f"a cache of {cache_k.dtype} and parameters with {len(scales)} scales of it do not go together"
+        )
     attended: tuple[Array, Array, Array] = cached_attention(
         qkv,
         cache_k,
@@ -227,6 +232,7 @@ def _attend(
         length_B,
         None if inv_freq is None else jnp.asarray(inv_freq),
         sink_N,
+        scales,
         heads=config.N,
         scale=config.attn_scale,
         window=layer.window,
@@ -258,7 +264,7 @@ def _latent_attention(
     shared_BTR, turned_BTH = jnp.split(_linear(weights, "kv_down", h_BTD), [layer.rank], axis=-1)
     kv_BTH = jnp.concatenate([turned_BTH, _latent_norm(shared_BTR, weights["kv_norm"])], axis=-1)
     qkv = q_BTNH.reshape(B, T, config.N * config.H), kv_BTH, kv_BTH
-    out_BTE, cache_k, cache_v = _attend(config, layer, layer.rope, qkv, None, cache_k, cache_v, length_B)
+    out_BTE, cache_k, cache_v = _attend(config, layer, layer.rope, qkv, weights, cache_k, cache_v, length_B)
     _, out_BTNR = jnp.split(out_BTE.reshape(B, T, config.N, config.H), [turning], axis=-1)
     values_BTNH = jnp.einsum("btnr,nrh->btnh", out_BTNR, up_value)
     return _linear(weights, "out", values_BTNH.reshape(B, T, config.N * layer.value)), cache_k, cache_v

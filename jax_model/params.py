@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 from diptych.jax_model import blocks
 from diptych.jax_model.blocks import Blocks
-from diptych.jax_model.config import Config
+from diptych.jax_model.config import CACHE_SCALES, CacheDtype, Config
 from diptych.jax_model.families import FAMILIES
 from diptych.jax_model.families.table import Filling, Parameter, Part, Source, expand, shape_of
 from diptych.jax_model.readers import Checkpoint
@@ -31,6 +31,7 @@ from diptych.jax_model.storage import Form, Quantizer, Storage, kept
 __all__ = [
     "Params",
     "abstract",
+    "cache_scales",
     "configure",
     "dense",
     "fill",
@@ -38,6 +39,7 @@ __all__ = [
     "flatten",
     "load",
     "outputs_first",
+    "read_leaves",
     "read_safetensors",
     "stream",
     "unflatten",
@@ -72,8 +74,13 @@ def configure(checkpoint: Checkpoint, max_context: int | None = None) -> Config:
     return config
 
 
-def abstract(config: Config, dtype: str = "float32", storage: Storage | None = None) -> Params:
-    """The tree with a ``jax.ShapeDtypeStruct`` for every leaf: what tracing needs, and no weights."""
+def abstract(
+    config: Config, dtype: str = "float32", storage: Storage | None = None, cache_dtype: CacheDtype = "float32"
+) -> Params:
+    """The tree with a ``jax.ShapeDtypeStruct`` for every leaf: what tracing needs, and no weights.
+
+    A cache of ``cache_dtype`` int8 adds its scales, which no checkpoint has.
+    """
     leaves: dict[str, Any] = {}
     for parameter in expand(FAMILIES[config.family].table, config):
         shape = parameter.shape(config)
@@ -82,7 +89,14 @@ def abstract(config: Config, dtype: str = "float32", storage: Storage | None = N
             leaves[parameter.path] = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))  # type: ignore[no-untyped-call]
         else:
             leaves[parameter.path] = _abstract_blocks(parameter, config, shape, forms)
+    for path in cache_scales(config, cache_dtype):
+        leaves[path] = jax.ShapeDtypeStruct((config.K, config.H), jnp.float32)  # type: ignore[no-untyped-call]
     return unflatten(leaves)
+
+
+def cache_scales(config: Config, cache_dtype: CacheDtype) -> list[str]:
+    """The paths of the scales that a cache of this dtype has, layer by layer; floats have none."""
+    return [f"layers.{i}.attn.{name}" for i in range(config.L) for name in CACHE_SCALES if cache_dtype == "int8"]
 
 
 def _abstract_blocks(parameter: Parameter, config: Config, shape: tuple[int, ...], forms: tuple[Form, ...]) -> Any:
@@ -187,11 +201,18 @@ def _in_order(layers: dict[str, Any]) -> list[Any]:
         raise ValueError(f"layer {error.args[0]} is missing: found {', '.join(layers)}") from None
 
 
-def read_safetensors(path: str | Path, config: Config, storage: Storage | None = None) -> Params:
+def read_safetensors(
+    path: str | Path, config: Config, storage: Storage | None = None, cache_dtype: CacheDtype = "float32"
+) -> Params:
     """The parameters in an artifact's ``weights.safetensors``, as JAX arrays. Raises KeyError when one is missing."""
-    tree = abstract(config, storage=storage)
+    tree = abstract(config, storage=storage, cache_dtype=cache_dtype)
+    return fill(tree, read_leaves(path, flatten(tree)))
+
+
+def read_leaves(path: str | Path, names: Iterable[str]) -> dict[str, jax.Array]:
+    """Some leaves of an artifact's ``weights.safetensors`` by their paths."""
     with safe_open(path, framework="flax") as file:
-        return fill(tree, {name: file.get_tensor(name) for name in flatten(tree)})
+        return {name: file.get_tensor(name) for name in names}
 
 
 def dense(tree: Params) -> Params:

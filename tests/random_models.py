@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diptych.jax_model.config import Config, Experts, LatentLayer, Layer
-from diptych.jax_model.params import abstract
+from diptych.jax_model.config import CacheDtype, Config, Experts, LatentLayer, Layer
+from diptych.jax_model.params import abstract, cache_scales, flatten, unflatten
 from diptych.jax_model.rope import LongRope, Rope, Yarn
 
 LLAMA = Config(
@@ -96,12 +96,20 @@ CONFIGS = {
 }
 
 
-def random_params(config: Config, seed: int = 0) -> Any:
-    """Parameters that keep activations near one: matrices scaled by their input size, norms around one."""
+def random_params(config: Config, seed: int = 0, cache_dtype: CacheDtype = "float32") -> Any:
+    """Parameters that keep activations near one: matrices scaled by their input size, norms around one.
+
+    The scales of a cache of integers are such that keys and values use most of its range, and few are clipped.
+    """
     random = np.random.default_rng(seed)
 
     def fill(leaf: Any) -> jax.Array:
         values = random.standard_normal(leaf.shape)
         return jnp.asarray(values * leaf.shape[0] ** -0.5 if len(leaf.shape) > 1 else 1 + values / 4, leaf.dtype)
 
-    return jax.tree.map(fill, abstract(config))
+    leaves = flatten(jax.tree.map(fill, abstract(config)))
+    scales = {
+        path: jnp.asarray(random.uniform(2.5, 3.5, (config.K, config.H)) / 127, jnp.float32)
+        for path in cache_scales(config, cache_dtype)
+    }
+    return unflatten({**leaves, **scales})

@@ -15,7 +15,7 @@ from diptych.export.lowering import primitives as _primitives  # noqa: F401
 from diptych.export.lowering.graph import GraphBuilder, Operand
 from diptych.export.lowering.rules import COMPOSITES, PRIMITIVES, Context
 from diptych.export.tracing import Equation, Traced, literal, named_leaves, shaped, symbols, trace
-from diptych.jax_model.config import Config
+from diptych.jax_model.config import CacheDtype, Config
 from diptych.jax_model.decoder import Cache, forward_decode, forward_prefill
 from diptych.jax_model.params import abstract
 from diptych.jax_model.storage import Storage
@@ -60,6 +60,7 @@ def lower(
     dtype: Any = jnp.float32,
     *,
     storage: Storage | None = None,
+    cache_dtype: CacheDtype = "float32",
     accuracy_level: int = 1,
 ) -> Lowered:
     """Lower one of the two programs for ``target`` ("ort", "onnx" or "primitive").
@@ -70,7 +71,7 @@ def lower(
     """
     if target not in TARGETS:
         raise ValueError(f"unknown target {target!r}; known targets: {', '.join(TARGETS)}")
-    function, arguments, input_names, output_names = _signature(program, config, dtype, storage)
+    function, arguments, input_names, output_names = _signature(program, config, dtype, storage, cache_dtype)
     return convert(
         program, function, arguments, input_names, output_names, TARGETS[target], max_context, accuracy_level
     )
@@ -102,12 +103,12 @@ def convert(
 
 
 def _signature(
-    program: Program, config: Config, dtype: Any, storage: Storage | None
+    program: Program, config: Config, dtype: Any, storage: Storage | None, cache_dtype: CacheDtype
 ) -> tuple[Any, list[Any], list[str], list[str]]:
     """The function to trace, its abstract arguments, and the graph's names for inputs and outputs in their order."""
     B, T, S, P = symbols("B,T,S,P", constraints=["T<=S"])
-    params = abstract(config, dtype, storage)
-    buffers = [shaped((B, config.K, S, config.H), dtype) for _ in config.layers]
+    params = abstract(config, dtype, storage, cache_dtype)
+    buffers = [shaped((B, config.K, S, config.H), jnp.dtype(cache_dtype)) for _ in config.layers]
     counts = shaped((B,), jnp.int32)
     pasts = [f"past_key_values.{i}.{part}" for i in range(config.L) for part in ("key", "value")]
     presents = [f"present.{i}.{part}" for i in range(config.L) for part in ("key", "value")]

@@ -181,8 +181,9 @@ def _rotary(
 
 @composite("diptych.cache_write", "standard")
 def _cache_write(ctx: Context, cache: Operand, new: Operand, length: Operand) -> Operand:
-    new_aval, (_, K, _, H) = ctx.in_avals[1], ctx.in_avals[0].shape
-    B, T, _ = new_aval.shape
+    cache_aval, new_aval = ctx.in_avals[:2]
+    (_, K, _, H), (B, T, _) = cache_aval.shape, new_aval.shape
+    new = ctx.graph.cast(new, cache_aval.dtype)
     heads_first = ctx.graph.transpose(ctx.graph.reshape(new, new_aval.shape, (B, T, K, H)), (B, T, K, H), (0, 2, 1, 3))
     return ctx.op("TensorScatter", cache, heads_first, ctx.graph.cast(length, np.int64), axis=2)
 
@@ -285,17 +286,27 @@ def _group_query_attention(
     K, H, T = present.shape[1], present.shape[3], out.shape[1]
     packed = ctx.in_avals[0].shape[2] != out.shape[2]
     qkv, (cache_k, cache_v, length, *rest) = operands[: 1 if packed else 3], operands[1 if packed else 3 :]
+    rest, scales = (rest[:-2], rest[-2:]) if present.dtype == np.int8 else (rest, [])
     inv_freq, sink = (rest[:-1], rest[-1:]) if sinks else (rest, [])
     turning = [table for table in inv_freq if _turns(table, H)]
     if H % 8 or out.dtype != np.float32 or len(turning) < len(inv_freq):
         return NotImplemented
-    rotary: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if turning:  # the tables' width says how much of a head turns
-        rotary = {"do_rotary": 1, **({"rotary_interleaved": 1} if interleaved else {})}
+        options |= {"do_rotary": 1, **({"rotary_interleaved": 1} if interleaved else {})}
+    if softcap is not None:
+        options["softcap"] = softcap
+    if scales:
+        options |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
     with ctx.graph.shared():
         last = _plus(ctx, length, T - 1, _INT32)
         longest = ctx.op("ReduceMax", last, like=Aval((), _INT32), keepdims=0)
         total = ctx.op("Add", longest, np.array(1, np.int32), like=Aval((), _INT32))
+    tables = [part for table in turning for part in _rope_tables(ctx, table, magnitude)]
+    # Positions and a bias, which nobody gives, lie between tables and sink.
+    optional: list[Operand | None] = [*(tables or (None, None)), None, None, *(sink or (None,)), *scales]
+    while optional and optional[-1] is None:
+        optional.pop()
     return ctx.graph.ops(
         "GroupQueryAttention",
         *((qkv[0], None, None) if packed else qkv),
@@ -303,17 +314,14 @@ def _group_query_attention(
         cache_v,
         last,
         total,
-        *(part for table in turning for part in _rope_tables(ctx, table, magnitude)),
-        *((None,) * (4 - 2 * len(turning)) if sink else ()),  # rope without tables, positions, bias: nobody gives them
-        *sink,
+        *optional,
         like=list(ctx.out_avals),
         domain="com.microsoft",
         num_heads=heads,
         kv_num_heads=K,
         scale=scale,
         local_window_size=-1 if window is None else window,
-        **({} if softcap is None else {"softcap": softcap}),
-        **rotary,
+        **options,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from diptych.export.lowering.graph import Operand, shape_of
 from diptych.export.lowering.rules import Context, arange, broadcast, int64, primitive
@@ -95,6 +96,13 @@ def _erfc(ctx: Context, x: Operand, **_: Any) -> Operand:
 @primitive("integer_pow", lazy=True)
 def _integer_pow(ctx: Context, x: Operand, *, y: int, **_: Any) -> Operand:
     return ctx.op("Pow", x, np.array(y, ctx.in_avals[0].dtype), like=broadcast(ctx, x))
+
+
+@primitive("round", lazy=True)
+def _round(ctx: Context, x: Operand, *, rounding_method: Any, **_: Any) -> Operand:
+    if rounding_method != lax.RoundingMethod.TO_NEAREST_EVEN:
+        raise NotImplementedError(f"{rounding_method}; jnp.round goes to even numbers, as Round does")
+    return ctx.op("Round", x, like=broadcast(ctx, x))
 
 
 @primitive("select_n", lazy=True)
