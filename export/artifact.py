@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any
 
 import diptych
-from diptych.jax_model.config import Config
+from diptych.jax_model.config import CacheDtype, Config
 
 __all__ = ["SCHEMA_VERSION", "assemble", "describe_file", "manifest", "write_manifest", "write_text"]
 
@@ -291,6 +291,7 @@ def manifest(
     target: str,
     device: str,
     dtype: str,
+    cache_dtype: CacheDtype,
     max_context: int,
     config: Config,
     vocabulary: Mapping[str, Any],
@@ -314,7 +315,7 @@ def manifest(
         "dtype": dtype,
         "max_context": max_context,
         "config": config.to_json(),
-        "cache": {"layers": config.L, "heads": config.K, "head_size": config.H, "dtype": dtype},
+        "cache": {"layers": config.L, "heads": config.K, "head_size": config.H, "dtype": cache_dtype},
         "vocabulary": dict(vocabulary),
         "programs": dict(programs),
         "files": dict(sorted(files.items())),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import re
 import shutil
@@ -10,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from diptych.export.accuracy import LEVEL_4, set_accuracy_level, uses_blocks
 from diptych.export.artifact import WEIGHTS, assemble, describe_file, manifest, write_manifest, write_text
 from diptych.export.certificate import SKIPPED, Certificate, ParityError, Progress, quiet
 from diptych.export.lowering import TARGETS, Lowered, Program, lower
-from diptych.export.prompts import CALIBRATION, encode
+from diptych.export.prompts import CALIBRATION, arbitrary, encode
 from diptych.jax_model import params as parameters
-from diptych.jax_model.config import Config
+from diptych.jax_model.config import CacheDtype, Config
 from diptych.jax_model.quantize import Quantization, Recipe
 from diptych.jax_model.quantize import plan as plan_quantization
 from diptych.jax_model.readers import Checkpoint, open_checkpoint
@@ -41,7 +42,9 @@ REFUSED_DTYPES = {
     "bf16": "ONNX Runtime has no bfloat16 matrix product on the CPU",
     "fp16": "float16 graphs are slower than float32 ones on the CPU, and activations overflow",
 }
+KV_DTYPES: dict[str, CacheDtype] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 LEVEL_TOKENS, QUALITY_TOKENS = 128, 512  # of a text: that the accuracy level is chosen on, that quality is told of
+CALIBRATION_TOKENS = 256  # arbitrary ones, where no tokenizer can read the text
 SHORTEST, LONGEST = 16, 8192  # of max_context: the least that parity can fill, and the default for long models
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANTISATION = re.compile(r"[.-](i?q\d\w*|bf16|f16|f32)$")  # what file names add to a model's name
@@ -61,6 +64,7 @@ class ExportReport:
     bytes: Mapping[str, int]
     warnings: tuple[str, ...]
     certificate: Certificate | None  # None: verification was skipped
+    cache: Mapping[str, Any]  # as the manifest has it
     quantization: Mapping[str, Any] | None = None  # as the manifest has it; None: all parameters are floats
 
     @property
@@ -79,6 +83,7 @@ class ExportReport:
             "seconds": dict(self.seconds),
             "bytes": dict(self.bytes),
             "warnings": list(self.warnings),
+            "cache": dict(self.cache),
             "quantization": None if self.quantization is None else dict(self.quantization),
             "verification": dict(self.verification),
         }
@@ -92,6 +97,7 @@ def export(
     dtype: str = "fp32",
     quantize: str | Recipe | None = None,
     accuracy_level: int | None = None,
+    kv_dtype: str = "fp32",
     max_context: int | None = None,
     adapters: Sequence[tuple[str | Path, float]] = (),
     verify: bool = True,
@@ -106,6 +112,8 @@ def export(
     or a :class:`Recipe`; by default ``"keep"`` where there are blocks, else ``"none"``.
     ``accuracy_level`` is that of products with blocks: 1 computes in float32, 4 rounds activations to 8 bits,
     which is faster; by default 4 where that is measured to change next to nothing, else 1 (where nothing is run, 4).
+    ``kv_dtype`` is that of the cache's keys and values: ``"fp32"``, ``"fp16"``, or ``"int8"`` in steps that a text of
+    ours decides, which takes the model's floats into memory once.
     ``max_context`` is the longest sequence that the artifact serves: by default the model's own, at most 8192 (and for
     LongRoPE at most the original length, see :func:`_default_context`).
     ``adapters`` are LoRA folders and their weights, merged into the model's matrices.
@@ -116,10 +124,10 @@ def export(
     and ValueError about ``source`` and the options, NotImplementedError for an operation that ``target`` cannot
     express, ParityError when the verification failed.
     """
-    _check_options(target, dtype, accuracy_level)
+    _check_options(target, dtype, accuracy_level, kv_dtype)
     stages = _Stages(progress or quiet)
     with assemble(output, force=force) as folder:
-        job = _Job.open(source, adapters, target, dtype, quantize, accuracy_level, max_context, name)
+        job = _Job.open(source, adapters, target, dtype, quantize, accuracy_level, kv_dtype, max_context, name)
         content, warnings = _write(folder, job, stages, measure=verify)
         certificate = None
         if verify:
@@ -129,6 +137,9 @@ def export(
             if job.quantization.recipe is not None:
                 with stages("quality"):
                     content["quantization"]["quality"]["against_float"] = _against_float(folder, job, stages.progress)
+            if job.cache_dtype != "float32":
+                with stages("cache quality"):
+                    content["cache"]["quality"] = _against_float32_cache(folder, job, stages.progress)
             write_manifest(folder, content)
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     return ExportReport(
@@ -142,6 +153,7 @@ def export(
         sizes,
         tuple(warnings),
         certificate,
+        content["cache"],
         content.get("quantization"),
     )
 
@@ -176,8 +188,15 @@ class _Job:
     dtype: str
     quantization: Quantization
     accuracy_level: int | None
+    cache_dtype: CacheDtype
     max_context: int
     name: str
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether something about the artifact depends on what a text makes of the model."""
+        recipe = self.quantization.recipe
+        return self.cache_dtype == "int8" or (recipe is not None and recipe.calibrated)
 
     @classmethod
     def open(
@@ -188,6 +207,7 @@ class _Job:
         dtype: str,
         quantize: str | Recipe | None,
         accuracy_level: int | None,
+        kv_dtype: str,
         max_context: int | None,
         name: str | None,
     ) -> _Job:
@@ -202,7 +222,10 @@ class _Job:
             raise ValueError("accuracy_level 4 is about products with integer weights, and this artifact has none")
         max_context = max_context or _default_context(config)
         config = parameters.configure(checkpoint, max_context)
-        return cls(checkpoint, config, target, DTYPES[dtype], quantization, accuracy_level, max_context, name)
+        cache_dtype = KV_DTYPES[kv_dtype]
+        return cls(
+            checkpoint, config, target, DTYPES[dtype], quantization, accuracy_level, cache_dtype, max_context, name
+        )
 
 
 def _default_context(config: Config) -> int:
@@ -216,7 +239,7 @@ def _default_context(config: Config) -> int:
     return min(config.max_positions, LONGEST, *(scaling.original for scaling in twofold))
 
 
-def _check_options(target: str, dtype: str, accuracy_level: int | None) -> None:
+def _check_options(target: str, dtype: str, accuracy_level: int | None, kv_dtype: str) -> None:
     if target not in TARGETS:
         raise ValueError(f"unknown target {target!r}; known targets: {', '.join(TARGETS)}")
     if dtype not in DTYPES:
@@ -224,6 +247,8 @@ def _check_options(target: str, dtype: str, accuracy_level: int | None) -> None:
         raise ValueError(f"dtype {dtype!r} is not available for device cpu: {reason}. Use {', '.join(DTYPES)}")
     if accuracy_level not in (None, 1, 4):
         raise ValueError(f"accuracy_level must be 1 (float32) or 4 (activations in 8 bits), not {accuracy_level!r}")
+    if kv_dtype not in KV_DTYPES:
+        raise ValueError(f"unknown kv_dtype {kv_dtype!r}; known: {', '.join(KV_DTYPES)}")
 
 
 def _write(folder: Path, job: _Job, stages: _Stages, *, measure: bool) -> tuple[dict[str, Any], list[str]]:
@@ -236,21 +261,27 @@ def _write(folder: Path, job: _Job, stages: _Stages, *, measure: bool) -> tuple[
         for done, program in enumerate(PROGRAMS):
             stages.progress("trace", done, len(PROGRAMS))
             lowered[program] = lower(
-                program, job.config, job.target, job.max_context, job.dtype, storage=job.quantization.storage
+                program,
+                job.config,
+                job.target,
+                job.max_context,
+                job.dtype,
+                storage=job.quantization.storage,
+                cache_dtype=job.cache_dtype,
             )
         stages.progress("trace", len(PROGRAMS), len(PROGRAMS))
-    importance = {}
-    if job.quantization.recipe is not None and job.quantization.recipe.calibrated:
+    calibration, warnings = _Calibration(), list[str]()
+    if job.calibrated:
         with stages("calibrate"):
-            importance = _importance(job)
+            calibration, warnings = _calibrate(job)
     with stages("weights"):
-        slots, tensors = _write_weights(folder, job, importance, _constants(lowered), stages.progress)
+        slots, tensors = _write_weights(folder, job, calibration, _constants(lowered), stages.progress)
     with stages("graphs"):
         programs: dict[str, Any] = {
             program: _write_graph(folder, program, lowered[program], slots) for program in PROGRAMS
         }
     with stages("tokenizer"):
-        vocabulary, warnings = _write_tokenizer(folder, job)
+        vocabulary, remarks = _write_tokenizer(folder, job)
     quantization = _describe_quantization(job, tensors)
     if quantization is not None and job.accuracy_level is None and not measure:
         warnings.append(_UNMEASURED)
@@ -264,6 +295,7 @@ def _write(folder: Path, job: _Job, stages: _Stages, *, measure: bool) -> tuple[
             target=job.target,
             device="cpu",
             dtype=job.dtype,
+            cache_dtype=job.cache_dtype,
             max_context=job.max_context,
             config=job.config,
             vocabulary=vocabulary,
@@ -275,7 +307,7 @@ def _write(folder: Path, job: _Job, stages: _Stages, *, measure: bool) -> tuple[
             verification=SKIPPED,
         )
         write_manifest(folder, content)
-    return content, warnings
+    return content, [*warnings, *remarks]
 
 
 # -------------------------------------------------------------------------------------------------- weights and graphs
@@ -290,20 +322,22 @@ def _constants(lowered: Mapping[str, Lowered]) -> dict[str, NDArray[Any]]:
 def _write_weights(
     folder: Path,
     job: _Job,
-    importance: Mapping[str, NDArray[np.float32]],
+    calibration: _Calibration,
     constants: Mapping[str, NDArray[Any]],
     progress: Progress,
 ) -> tuple[dict[str, weights.Slot], dict[str, Any]]:
     """Stream parameters and constants into one file; returns where each lies, and where each came from."""
     how = job.quantization
-    leaves = parameters.flatten(parameters.abstract(job.config, job.dtype, how.storage))
+    leaves = parameters.flatten(parameters.abstract(job.config, job.dtype, how.storage, job.cache_dtype))
     specs = {name: weights.Spec(leaf.dtype.name, leaf.shape) for name, leaf in (*leaves.items(), *constants.items())}
     _check_room(folder, sum(spec.nbytes for spec in specs.values()))
     tensors: dict[str, Any] = {}
 
     def values() -> Iterator[tuple[str, NDArray[Any]]]:
-        quantizer = None if how.recipe is None else how.recipe.quantizer(importance)
-        for path, value, sources in parameters.stream(job.checkpoint, job.config, how.storage, quantizer):
+        quantizer = None if how.recipe is None else how.recipe.quantizer(calibration.importance)
+        streamed = parameters.stream(job.checkpoint, job.config, how.storage, quantizer)
+        scales = ((path, scale, list[str]()) for path, scale in calibration.scales.items())
+        for path, value, sources in itertools.chain(streamed, scales):
             tensors[path] = _provenance(specs[path], job.checkpoint, sources)
             yield path, value
             del value  # before the next one is read
@@ -315,16 +349,40 @@ def _write_weights(
     return weights.write(folder / WEIGHTS, specs, values()), tensors
 
 
-def _importance(job: _Job) -> dict[str, NDArray[np.float32]]:
-    """How much errors count at each input of each matrix, from a text; nothing where no tokenizer can read it."""
-    from diptych.jax_model.calibrate import importance  # compiles and runs the model
+@dataclass(frozen=True)
+class _Calibration:
+    """What a text tells, by paths: how much errors count at each input of a matrix, and the scales of the cache."""
 
+    importance: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    scales: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+
+
+def _calibrate(job: _Job) -> tuple[_Calibration, list[str]]:
+    """Run the float model over a text; returns also what the user should know.
+
+    Where no tokenizer can read it, no error counts more than another, and the cache's scales are made for arbitrary
+    tokens.
+    """
+    from diptych.jax_model.calibrate import importance, scales_of_cache  # compiles and runs the model
+
+    how, weights_of, scales, warnings = job.quantization, {}, {}, []
     try:
         ids = encode(job.checkpoint.tokenizer.files["tokenizer.json"], CALIBRATION, job.config.V)
     except FileNotFoundError:
-        return {}
+        ids = []
+    if not ids and job.cache_dtype != "int8":
+        return _Calibration(), []
     params = parameters.load(job.checkpoint, job.config)
-    return importance(job.config, params, ids[: job.max_context], job.quantization.storage)
+    if ids and how.recipe is not None and how.recipe.calibrated:
+        weights_of = importance(job.config, params, ids[: job.max_context], how.storage)
+    if job.cache_dtype == "int8":
+        if not ids:
+            ids = arbitrary(job.config.V, CALIBRATION_TOKENS)
+            warnings.append(
+                "there is no tokenizer: the scales of the int8 cache were made for arbitrary tokens, not text"
+            )
+        scales = scales_of_cache(job.config, params, ids[: job.max_context])
+    return _Calibration(weights_of, scales), warnings
 
 
 def _check_room(folder: Path, needed: int) -> None:
@@ -383,8 +441,8 @@ def _choose_level(
         set_accuracy_level(lowered["prefill"].model, 4)
         _write_graph(folder, probe, lowered["prefill"], slots)
         texts = quality.texts(folder, job.config.V, min(job.max_context, LEVEL_TOKENS))
-        exact = quality.Recorded(quality.OrtReader(job.config, folder / "prefill.onnx"), texts)
-        scores = quality.compare(exact, quality.OrtReader(job.config, folder / f"{probe}.onnx"), texts)
+        exact = quality.Recorded(quality.OrtReader(job.config, folder / "prefill.onnx", job.cache_dtype), texts)
+        scores = quality.compare(exact, quality.OrtReader(job.config, folder / f"{probe}.onnx", job.cache_dtype), texts)
         (folder / f"{probe}.onnx").unlink()
         level = 4 if max(score.kl for score in scores.values()) <= LEVEL_4.value else 1
     for program, one in lowered.items():
@@ -399,7 +457,23 @@ def _against_float(folder: Path, job: _Job, progress: Progress) -> dict[str, Any
 
     progress("quality", 0, 1)
     expected = quality.JaxReader(job.config, parameters.load(job.checkpoint, job.config))
-    found = quality.OrtReader(job.config, folder / "prefill.onnx")
+    found = quality.OrtReader(job.config, folder / "prefill.onnx", job.cache_dtype)
+    texts = quality.texts(folder, job.config.V, min(job.max_context, QUALITY_TOKENS))
+    scores = quality.score_json(quality.compare(expected, found, texts))
+    progress("quality", 1, 1)
+    return scores
+
+
+def _against_float32_cache(folder: Path, job: _Job, progress: Progress) -> dict[str, Any]:
+    """What the cache's type costs: the JAX model with the artifact's weights, with either cache."""
+    from diptych.export import quality
+
+    progress("quality", 0, 1)
+    file = folder / WEIGHTS
+    exact = parameters.dense(parameters.read_safetensors(file, job.config, job.quantization.storage))
+    rounded = parameters.with_cache_scales(file, job.config, exact, job.cache_dtype)
+    expected = quality.JaxReader(job.config, exact)
+    found = quality.JaxReader(job.config, rounded, job.cache_dtype)
     texts = quality.texts(folder, job.config.V, min(job.max_context, QUALITY_TOKENS))
     scores = quality.score_json(quality.compare(expected, found, texts))
     progress("quality", 1, 1)

@@ -1,14 +1,15 @@
 """The texts that parity and quality are checked on: prose, languages, scripts, numbers, code; enough to cross a window
 of 512 tokens.
 
-What matters is that they are text: random tokens leave a model in states that it never has in use.
+What matters is that they are text: arbitrary tokens, which stand in where there is no tokenizer, leave a model in
+states that it never has in use.
 """
 
 from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-__all__ = ["CALIBRATION", "CODE", "LONG", "QUESTION", "SHORT", "encode"]
+__all__ = ["CALIBRATION", "CODE", "LONG", "QUESTION", "SHORT", "arbitrary", "encode"]
 
 SHORT = """A diptych is two panels joined by a hinge. Name one that you know, say who painted it and when, and describe
 in two sentences what the left panel shows and what the right one shows."""
@@ -102,3 +103,8 @@ def encode(tokenizer: str, text: str, V: int, *, begins: bool = True) -> list[in
     ``begins``: the token that begins a text comes first, where the tokenizer has one; a chat template writes its own.
     """
     return [i for i in Tokenizer.from_str(tokenizer).encode(text, add_special_tokens=begins).ids if i < V]
+
+
+def arbitrary(V: int, count: int) -> list[int]:
+    """Tokens of a model that has no tokenizer."""
+    return [(7919 * i + 13) % V for i in range(count)]

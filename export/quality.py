@@ -18,7 +18,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from diptych.export import prompts
-from diptych.jax_model.config import Config
+from diptych.jax_model.config import CacheDtype, Config
 from diptych.runtime.chat_template import ChatTemplate
 from diptych.runtime.text import token_names
 
@@ -44,7 +44,7 @@ def texts(folder: Path, V: int, limit: int) -> dict[str, list[int]]:
     """Our texts in the artifact's tokens, each cut to ``limit``; without a tokenizer, one text of arbitrary tokens."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return {"arbitrary": [(7919 * i + 13) % V for i in range(limit)]}
+        return {"arbitrary": prompts.arbitrary(V, limit)}
     tokenizer = path.read_text(encoding="utf-8")
     named = {"prose": prompts.LONG, "code": prompts.CODE, "question": prompts.QUESTION}
     found = {name: prompts.encode(tokenizer, text, V) for name, text in named.items()}
@@ -80,13 +80,13 @@ class Reader(Protocol):
 class JaxReader:
     """The jitted prefill; every piece is padded to one shape, so that it compiles once."""
 
-    def __init__(self, config: Config, params: Any) -> None:
-        self._config, self._params = config, params
+    def __init__(self, config: Config, params: Any, cache_dtype: CacheDtype = "float32") -> None:
+        self._config, self._params, self._cache_dtype = config, params, cache_dtype
 
     def read(self, tokens: Sequence[int]) -> Iterator[Logits]:
         from diptych.jax_model.decoder import Cache, prefill  # JAX is not needed to compare two graphs
 
-        cache = Cache.zeros(self._config, 1, capacity(tokens))
+        cache = Cache.zeros(self._config, 1, capacity(tokens), self._cache_dtype)
         for piece in pieces(tokens):
             padded = np.zeros((1, PIECE), np.int32)
             padded[0, : len(piece)] = piece
@@ -98,8 +98,8 @@ class JaxReader:
 class OrtReader:
     """A prefill graph in ONNX Runtime, by itself: an artifact need not be complete yet."""
 
-    def __init__(self, config: Config, graph: Path) -> None:
-        self._config = config
+    def __init__(self, config: Config, graph: Path, cache_dtype: CacheDtype) -> None:
+        self._config, self._cache_dtype = config, cache_dtype
         options = ort.SessionOptions()
         options.log_severity_level = 4  # errors come as exceptions
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -109,7 +109,7 @@ class OrtReader:
         shape = (1, self._config.K, capacity(tokens), self._config.H)
         parts = [f"{i}.{part}" for i in range(self._config.L) for part in ("key", "value")]
         state = {"past_length": np.zeros(1, np.int32)}
-        state |= {f"past_key_values.{part}": np.zeros(shape, np.float32) for part in parts}
+        state |= {f"past_key_values.{part}": np.zeros(shape, self._cache_dtype) for part in parts}
         for piece in pieces(tokens):
             feeds = {
                 "input_ids": np.array([piece], np.int32),

@@ -39,10 +39,10 @@ __all__ = [
     "flatten",
     "load",
     "outputs_first",
-    "read_leaves",
     "read_safetensors",
     "stream",
     "unflatten",
+    "with_cache_scales",
 ]
 
 Params: TypeAlias = dict[str, Any]
@@ -201,16 +201,22 @@ def _in_order(layers: dict[str, Any]) -> list[Any]:
         raise ValueError(f"layer {error.args[0]} is missing: found {', '.join(layers)}") from None
 
 
-def read_safetensors(
-    path: str | Path, config: Config, storage: Storage | None = None, cache_dtype: CacheDtype = "float32"
-) -> Params:
-    """The parameters in an artifact's ``weights.safetensors``, as JAX arrays. Raises KeyError when one is missing."""
-    tree = abstract(config, storage=storage, cache_dtype=cache_dtype)
-    return fill(tree, read_leaves(path, flatten(tree)))
+def read_safetensors(path: str | Path, config: Config, storage: Storage | None = None) -> Params:
+    """The parameters in an artifact's ``weights.safetensors``, as JAX arrays. Raises KeyError when one is missing.
+
+    Without the scales of a cache, see :func:`with_cache_scales`.
+    """
+    tree = abstract(config, storage=storage)
+    return fill(tree, _read_leaves(path, flatten(tree)))
 
 
-def read_leaves(path: str | Path, names: Iterable[str]) -> dict[str, jax.Array]:
-    """Some leaves of an artifact's ``weights.safetensors`` by their paths."""
+def with_cache_scales(path: str | Path, config: Config, params: Params, cache_dtype: CacheDtype) -> Params:
+    """``params``, arrays of floats, and the scales of a cache that an artifact's file holds beside its own."""
+    scales = _read_leaves(path, cache_scales(config, cache_dtype))
+    return unflatten({**flatten(params), **scales})
+
+
+def _read_leaves(path: str | Path, names: Iterable[str]) -> dict[str, jax.Array]:
     with safe_open(path, framework="flax") as file:
         return {name: file.get_tensor(name) for name in names}
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.jax_model.config import CACHE_SCALES
 from diptych.jax_model.readers import TensorInfo
 from diptych.jax_model.readers.files import hashes, map_rows, read_json
 from diptych.jax_model.readers.orbax import own_config, own_tokenizer
@@ -18,7 +19,7 @@ from diptych.jax_model.tokenizers import TokenizerFiles
 __all__ = ["MANIFEST", "ArtifactCheckpoint"]
 
 MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
-_CONSTANTS = "constants."
+_CONSTANTS = "constants."  # and scales of a cache: an export makes its own of both
 
 
 class ArtifactCheckpoint:
@@ -37,7 +38,7 @@ class ArtifactCheckpoint:
         if not (path / WEIGHTS).is_file():
             raise FileNotFoundError(f"{path}: no {WEIGHTS} beside {MANIFEST}")
         stored = read_header(path / WEIGHTS)
-        self._stored = {name: one for name, one in stored.items() if not name.startswith(_CONSTANTS)}
+        self._stored = {name: one for name, one in stored.items() if _is_parameter(name)}
         self.tensors = {name: TensorInfo(one.shape, one.dtype) for name, one in self._stored.items()}
 
     @functools.cached_property
@@ -52,3 +53,7 @@ class ArtifactCheckpoint:
 
     def provenance(self) -> dict[str, Any]:
         return {"format": self.format, "files": hashes(self.path / name for name in (MANIFEST, WEIGHTS))}
+
+
+def _is_parameter(name: str) -> bool:
+    return not name.startswith(_CONSTANTS) and name.rpartition(".")[2] not in CACHE_SCALES

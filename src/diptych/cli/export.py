@@ -10,10 +10,11 @@ import typer
 
 from diptych.cli.console import print_json, progress_bars, show
 from diptych.cli.options import Adapters, Json, parse_adapters
-from diptych.cli.parity import parity_table, quantization_table
+from diptych.cli.parity import cache_table, parity_table, quantization_table
 
 Target = Literal["ort", "onnx", "primitive"]
 Quantize = Literal["keep", "int4", "int8", "none"]
+KvDtype = Literal["fp32", "fp16", "int8"]
 
 
 def export(
@@ -48,6 +49,10 @@ def export(
             show_default=False,
         ),
     ] = None,
+    kv_dtype: Annotated[
+        KvDtype,
+        typer.Option("--kv-dtype", help="Of the cache. int8: a quarter of the memory, scales made from a text."),
+    ] = "fp32",
     max_context: Annotated[
         int | None, typer.Option("--max-context", min=1, help="Longest sequence; default: the model's, at most 8192.")
     ] = None,
@@ -72,6 +77,7 @@ def export(
                 target=target,
                 quantize=quantize,
                 accuracy_level=accuracy_level,
+                kv_dtype=kv_dtype,
                 max_context=max_context,
                 adapters=parse_adapters(adapter),
                 name=name,
@@ -93,6 +99,8 @@ def export(
         show(parity_table(report.verification))
         if report.quantization is not None:
             show(quantization_table(report.quantization))
+        if report.cache["dtype"] != "float32":
+            show(cache_table(report.cache))
         print(f"Wrote {report.path}. Try: diptych run {report.path} 'Hello!'")
     if report.verification["status"] == "failed":  # and was kept, since --keep-failed said so
         raise typer.Exit(1)

@@ -13,7 +13,7 @@ import typer
 
 from diptych.cli.console import print_json, show, size, table
 from diptych.cli.options import Json
-from diptych.cli.parity import parity_table, quantization_table
+from diptych.cli.parity import cache_table, parity_table, quantization_table
 
 if TYPE_CHECKING:
     from diptych.jax_model.config import Config
@@ -73,6 +73,7 @@ def describe_artifact(path: Path) -> Facts:
         "files": {name: entry.bytes for name, entry in manifest.files.items()},
         "source": data["source"],
         "tools": data["tools"],
+        "cache": data["cache"],
         **({} if quantization is None else {"quantization": quantization}),
         "verification": data["verification"],
     }
@@ -190,6 +191,7 @@ def _memory(config: Mapping[str, Any], weights: int, cache_dtype: str, longest: 
     lengths = sorted({length for length in _LENGTHS if length < longest} | {longest})
     return {
         "weights_bytes": weights,
+        "cache_dtype": cache_dtype,
         "cache_bytes_per_token": per_token,
         "cache_bytes": {str(length): length * per_token for length in lengths},
     }
@@ -233,6 +235,7 @@ def _render(facts: Facts) -> Iterable[Any]:
         ("stored as", ", ".join(f"{dtype} ×{count}" for dtype, count in facts["source_dtypes"].items())),
         ("longest sequence", f"{model['max_positions']:,}"),
         ("weights", size(memory["weights_bytes"])),
+        ("cache of a token", f"{memory['cache_bytes_per_token']:,} bytes, {memory['cache_dtype']}"),
         *((f"cache, {int(length):,} tokens", size(count)) for length, count in memory["cache_bytes"].items()),
         *_tokenizer_rows(facts["tokenizer"]),
         *(("refused", problem) for problem in facts.get("refused", ())),
@@ -241,6 +244,8 @@ def _render(facts: Facts) -> Iterable[Any]:
     yield grid
     if "quantization" in facts:
         yield quantization_table(facts["quantization"])
+    if facts.get("cache", {}).get("quality"):
+        yield cache_table(facts["cache"])
     if "verification" in facts:
         yield parity_table(facts["verification"])
 

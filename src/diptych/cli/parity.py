@@ -1,4 +1,4 @@
-"""Tables of parity and of quantisation, from what a manifest or a certificate says."""
+"""Tables of parity, of quantisation and of the cache, from what a manifest or a certificate says."""
 
 from __future__ import annotations
 
@@ -34,12 +34,25 @@ _COMPARISONS = {"against_float": "integers, not floats", "level_4_against_1": "a
 def quantization_table(quantization: Mapping[str, Any]) -> RenderableType:
     """What integers cost on our texts, from a manifest's ``quantization``."""
     level = quantization["accuracy_level"]
-    line = Text(f"weights: {quantization['scheme']} ({quantization['recipe']}); accuracy level {level}", "bold")
+    line = f"weights: {quantization['scheme']} ({quantization['recipe']}); accuracy level {level}"
+    named = {_COMPARISONS.get(comparison, comparison): scores for comparison, scores in quantization["quality"].items()}
+    return _scores(line, named)
+
+
+def cache_table(cache: Mapping[str, Any]) -> RenderableType:
+    """What the cache's type costs on our texts, from a manifest's ``cache``."""
+    named = {f"{cache['dtype']}, not float32": cache["quality"]} if "quality" in cache else {}
+    return _scores(f"cache: {cache['dtype']}", named)
+
+
+def _scores(title: str, named: Mapping[str, Mapping[str, Any]]) -> RenderableType:
+    """Scores by what changed, then by text."""
+    line = Text(title, "bold")
     grid = table("what changes", "text", "tokens>", "KL>", "same top 1>", "perplexity>", "before>")
-    for comparison, scores in quantization["quality"].items():
+    for comparison, scores in named.items():
         for text, score in scores.items():
             grid.add_row(
-                _COMPARISONS.get(comparison, comparison),
+                comparison,
                 text,
                 str(score["positions"]),
                 f"{score['kl']:.2g}",
@@ -47,7 +60,7 @@ def quantization_table(quantization: Mapping[str, Any]) -> RenderableType:
                 f"{score['perplexity']:.3g}",
                 f"{score['expected_perplexity']:.3g}",
             )
-    return Group(line, grid) if quantization["quality"] else line
+    return Group(line, grid) if named else line
 
 
 def _number(value: float | None) -> str:
