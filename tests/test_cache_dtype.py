@@ -179,3 +179,11 @@ def test_an_unknown_type_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown kv_dtype 'int4'; known: fp32, fp16, int8"):
         export(source, tmp_path / "artifact", kv_dtype="int4")
     assert not list(tmp_path.iterdir())
+
+
+def test_beside_integer_weights(source: Path, tmp_path: Path) -> None:
+    """Both take the text: inputs weigh errors of the weights, keys and values decide the steps of the cache."""
+    report = export(source, tmp_path / "artifact", quantize="int4", kv_dtype="int8")
+    assert report.certificate is not None and report.certificate.status == "passed"
+    assert report.quantization is not None and "against_float" in report.quantization["quality"]
+    assert {"prose", "code"} <= report.cache["quality"].keys()
