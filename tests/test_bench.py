@@ -154,7 +154,7 @@ def test_errors_are_answers() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells private memory")
 def test_private_memory_is_what_came_behind_the_imports() -> None:
-    one = Worker(lambda: bytearray(b"x" * (64 << 20)))
+    one = Worker(lambda: bytearray(b"x") * (64 << 20))
     before = one.memory()["private"]
     one.call("isascii")
     assert 60 << 20 < one.memory()["private"] - before < 80 << 20
