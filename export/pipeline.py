@@ -5,49 +5,36 @@ from __future__ import annotations
 import errno
 import itertools
 import math
-import re
 import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from diptych.export import weights
+from diptych.export import quality, weights
 from diptych.export.accuracy import LEVEL_4, set_accuracy_level, uses_blocks
 from diptych.export.artifact import WEIGHTS, assemble, describe_file, manifest, write_manifest, write_text
+from diptych.export.calibration import Calibration, calibrate
 from diptych.export.certificate import SKIPPED, Certificate, ParityError, Progress, quiet
-from diptych.export.lowering import TARGETS, Lowered, Program, lower
-from diptych.export.prompts import CALIBRATION, arbitrary, encode
+from diptych.export.costs import against_float, against_float32_cache
+from diptych.export.job import DTYPES, Job, check_options
+from diptych.export.lowering import Lowered, Program, lower
 from diptych.jax_model import params as parameters
-from diptych.jax_model.config import CacheDtype, Config
-from diptych.jax_model.quantize import Quantization, Recipe
-from diptych.jax_model.quantize import plan as plan_quantization
-from diptych.jax_model.readers import Checkpoint, open_checkpoint
-from diptych.jax_model.rope import LongRope
+from diptych.jax_model.config import Config
+from diptych.jax_model.quantize import Recipe
+from diptych.jax_model.readers import Checkpoint
 from diptych.jax_model.storage import to_json as forms_to_json
 
 __all__ = ["ExportReport", "export"]
 
 PROGRAMS: tuple[Program, ...] = ("prefill", "decode")
-DTYPES = {"fp32": "float32"}
-# What other tools offer under this option, and why it is not here.
-REFUSED_DTYPES = {
-    "bf16": "ONNX Runtime has no bfloat16 matrix product on the CPU",
-    "fp16": "float16 graphs are slower than float32 ones on the CPU, and activations overflow",
-}
-KV_DTYPES: dict[str, CacheDtype] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
-LEVEL_TOKENS, QUALITY_TOKENS = 128, 512  # of a text: that the accuracy level is chosen on, that quality is told of
-CALIBRATION_TOKENS = 256  # arbitrary ones, where no tokenizer can read the text
-SHORTEST, LONGEST = 16, 8192  # of max_context: the least that parity can fill, and the default for long models
-_PART = re.compile(r"-\d{5}-of-\d{5}$")
-_QUANTISATION = re.compile(r"[.-](i?q\d\w*|bf16|f16|f32)$")  # what file names add to a model's name
+LEVEL_TOKENS = 128  # of a text that the accuracy level is chosen on
 
 
 @dataclass(frozen=True)
@@ -115,7 +102,7 @@ def export(
     ``kv_dtype`` is that of the cache's keys and values: ``"fp32"``, ``"fp16"``, or ``"int8"`` in steps that a text of
     ours decides, which takes the model's floats into memory once.
     ``max_context`` is the longest sequence that the artifact serves: by default the model's own, at most 8192 (and for
-    LongRoPE at most the original length, see :func:`_default_context`).
+    LongRoPE at most the original length, see :func:`default_context <diptych.export.job.default_context>`).
     ``adapters`` are LoRA folders and their weights, merged into the model's matrices.
     ``force`` replaces an artifact that is there; ``keep_failed`` keeps one that failed its verification, so marked.
     ``name`` is what the manifest calls it, by default the source's name.
@@ -124,10 +111,10 @@ def export(
     and ValueError about ``source`` and the options, NotImplementedError for an operation that ``target`` cannot
     express, ParityError when the verification failed.
     """
-    _check_options(target, dtype, accuracy_level, kv_dtype)
+    check_options(target, dtype, accuracy_level, kv_dtype)
     stages = _Stages(progress or quiet)
     with assemble(output, force=force) as folder:
-        job = _Job.open(source, adapters, target, dtype, quantize, accuracy_level, kv_dtype, max_context, name)
+        job = Job.open(source, adapters, target, dtype, quantize, accuracy_level, kv_dtype, max_context, name)
         content, warnings = _write(folder, job, stages, measure=verify)
         certificate = None
         if verify:
@@ -136,10 +123,10 @@ def export(
             content |= {"verification": certificate.to_json()}
             if job.quantization.recipe is not None:
                 with stages("quality"):
-                    content["quantization"]["quality"]["against_float"] = _against_float(folder, job, stages.progress)
+                    content["quantization"]["quality"]["against_float"] = against_float(folder, job, stages.progress)
             if job.cache_dtype != "float32":
                 with stages("cache quality"):
-                    content["cache"]["quality"] = _against_float32_cache(folder, job, stages.progress)
+                    content["cache"]["quality"] = against_float32_cache(folder, job, stages.progress)
             write_manifest(folder, content)
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     return ExportReport(
@@ -158,12 +145,6 @@ def export(
     )
 
 
-def slug(path: Path) -> str:
-    """A model's name out of a file's: ``SmolLM2-135M-Instruct.Q4_1.gguf`` is ``smollm2-135m-instruct``."""
-    name = _QUANTISATION.sub("", _PART.sub("", path.resolve().name.lower().removesuffix(".gguf")))
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
-
-
 class _Stages:
     """Times the stages of an export: ``with stages("weights"): …``"""
 
@@ -178,80 +159,7 @@ class _Stages:
         self.seconds[name] = round(time.perf_counter() - start, 3)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What is to be exported, checked."""
-
-    checkpoint: Checkpoint
-    config: Config
-    target: str
-    dtype: str
-    quantization: Quantization
-    accuracy_level: int | None
-    cache_dtype: CacheDtype
-    max_context: int
-    name: str
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether something about the artifact depends on what a text makes of the model."""
-        recipe = self.quantization.recipe
-        return self.cache_dtype == "int8" or (recipe is not None and recipe.calibrated)
-
-    @classmethod
-    def open(
-        cls,
-        source: str | Path,
-        adapters: Sequence[tuple[str | Path, float]],
-        target: str,
-        dtype: str,
-        quantize: str | Recipe | None,
-        accuracy_level: int | None,
-        kv_dtype: str,
-        max_context: int | None,
-        name: str | None,
-    ) -> _Job:
-        checkpoint = open_checkpoint(source, adapters)
-        config = parameters.configure(checkpoint)
-        longest = config.max_positions
-        if max_context is not None and not SHORTEST <= max_context <= longest:
-            raise ValueError(f"max_context must be between {SHORTEST} and the model's own {longest}, not {max_context}")
-        name = slug(Path(source)) if name is None else name
-        quantization = plan_quantization(checkpoint, config, quantize)
-        if accuracy_level == 4 and not quantization.storage:
-            raise ValueError("accuracy_level 4 is about products with integer weights, and this artifact has none")
-        max_context = max_context or _default_context(config)
-        config = parameters.configure(checkpoint, max_context)
-        cache_dtype = KV_DTYPES[kv_dtype]
-        return cls(
-            checkpoint, config, target, DTYPES[dtype], quantization, accuracy_level, cache_dtype, max_context, name
-        )
-
-
-def _default_context(config: Config) -> int:
-    """The model's own limit, at most :data:`LONGEST`; for LongRoPE the length up to which it computes as first trained.
-
-    Its two lists of divisors make two models: one serves sequences up to ``original`` tokens exactly, the other all
-    lengths.  Which one is made, ``max_context`` decides.
-    """
-    scalings = (layer.rope.scaling for layer in config.layers if layer.rope is not None)
-    twofold = [scaling for scaling in scalings if isinstance(scaling, LongRope) and scaling.short != scaling.long]
-    return min(config.max_positions, LONGEST, *(scaling.original for scaling in twofold))
-
-
-def _check_options(target: str, dtype: str, accuracy_level: int | None, kv_dtype: str) -> None:
-    if target not in TARGETS:
-        raise ValueError(f"unknown target {target!r}; known targets: {', '.join(TARGETS)}")
-    if dtype not in DTYPES:
-        reason = REFUSED_DTYPES.get(dtype, "there is no such dtype")
-        raise ValueError(f"dtype {dtype!r} is not available for device cpu: {reason}. Use {', '.join(DTYPES)}")
-    if accuracy_level not in (None, 1, 4):
-        raise ValueError(f"accuracy_level must be 1 (float32) or 4 (activations in 8 bits), not {accuracy_level!r}")
-    if kv_dtype not in KV_DTYPES:
-        raise ValueError(f"unknown kv_dtype {kv_dtype!r}; known: {', '.join(KV_DTYPES)}")
-
-
-def _write(folder: Path, job: _Job, stages: _Stages, *, measure: bool) -> tuple[dict[str, Any], list[str]]:
+def _write(folder: Path, job: Job, stages: _Stages, *, measure: bool) -> tuple[dict[str, Any], list[str]]:
     """Every file of the artifact; returns the manifest, in which nothing is verified yet, and warnings.
 
     Without ``measure`` nothing of it is run.
@@ -270,10 +178,10 @@ def _write(folder: Path, job: _Job, stages: _Stages, *, measure: bool) -> tuple[
                 cache_dtype=job.cache_dtype,
             )
         stages.progress("trace", len(PROGRAMS), len(PROGRAMS))
-    calibration, warnings = _Calibration(), list[str]()
+    calibration, warnings = Calibration(), list[str]()
     if job.calibrated:
         with stages("calibrate"):
-            calibration, warnings = _calibrate(job)
+            calibration, warnings = calibrate(job)
     with stages("weights"):
         slots, tensors = _write_weights(folder, job, calibration, _constants(lowered), stages.progress)
     with stages("graphs"):
@@ -321,8 +229,8 @@ def _constants(lowered: Mapping[str, Lowered]) -> dict[str, NDArray[Any]]:
 
 def _write_weights(
     folder: Path,
-    job: _Job,
-    calibration: _Calibration,
+    job: Job,
+    calibration: Calibration,
     constants: Mapping[str, NDArray[Any]],
     progress: Progress,
 ) -> tuple[dict[str, weights.Slot], dict[str, Any]]:
@@ -349,42 +257,6 @@ def _write_weights(
     return weights.write(folder / WEIGHTS, specs, values()), tensors
 
 
-@dataclass(frozen=True)
-class _Calibration:
-    """What a text tells, by paths: how much errors count at each input of a matrix, and the scales of the cache."""
-
-    importance: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    scales: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-
-
-def _calibrate(job: _Job) -> tuple[_Calibration, list[str]]:
-    """Run the float model over a text; returns also what the user should know.
-
-    Where no tokenizer can read it, no error counts more than another, and the cache's scales are made for arbitrary
-    tokens.
-    """
-    from diptych.jax_model.calibrate import importance, scales_of_cache  # compiles and runs the model
-
-    how, weights_of, scales, warnings = job.quantization, {}, {}, []
-    try:
-        ids = encode(job.checkpoint.tokenizer.files["tokenizer.json"], CALIBRATION, job.config.V)
-    except FileNotFoundError:
-        ids = []
-    if not ids and job.cache_dtype != "int8":
-        return _Calibration(), []
-    params = parameters.load(job.checkpoint, job.config)
-    if ids and how.recipe is not None and how.recipe.calibrated:
-        weights_of = importance(job.config, params, ids[: job.max_context], how.storage)
-    if job.cache_dtype == "int8":
-        if not ids:
-            ids = arbitrary(job.config.V, CALIBRATION_TOKENS)
-            warnings.append(
-                "there is no tokenizer: the scales of the int8 cache were made for arbitrary tokens, not text"
-            )
-        scales = scales_of_cache(job.config, params, ids[: job.max_context])
-    return _Calibration(weights_of, scales), warnings
-
-
 def _check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -396,7 +268,7 @@ def _provenance(spec: weights.Spec, checkpoint: Checkpoint, sources: list[str]) 
     return {"dtype": spec.dtype, "shape": list(spec.shape), "sources": sources, "source_dtypes": dtypes}
 
 
-def _describe_quantization(job: _Job, tensors: Mapping[str, Any]) -> dict[str, Any] | None:
+def _describe_quantization(job: Job, tensors: Mapping[str, Any]) -> dict[str, Any] | None:
     """What manifests hold under ``quantization``; None where all parameters are floats."""
     how = job.quantization
     if not how.storage:
@@ -423,15 +295,13 @@ _UNMEASURED = (
 
 
 def _choose_level(
-    folder: Path, job: _Job, lowered: Mapping[str, Lowered], slots: Mapping[str, weights.Slot], *, measure: bool
+    folder: Path, job: Job, lowered: Mapping[str, Lowered], slots: Mapping[str, weights.Slot], *, measure: bool
 ) -> tuple[int, dict[str, Any]]:
     """The accuracy level, and what it costs where that was measured; writes both graphs with it.
 
     The cost of level 4 is measured in the graph of prefill, which reads a text in one go; decode's products are the
     same.
     """
-    from diptych.export import quality
-
     scores: dict[str, quality.Score] = {}
     level = 1
     if uses_blocks(lowered["decode"].model):
@@ -449,35 +319,6 @@ def _choose_level(
         set_accuracy_level(one.model, level)
         _write_graph(folder, program, one, slots)
     return level, {"level_4_against_1": quality.score_json(scores)} if scores else {}
-
-
-def _against_float(folder: Path, job: _Job, progress: Progress) -> dict[str, Any]:
-    """What quantising cost: the artifact's prefill against the JAX model with the checkpoint's own values."""
-    from diptych.export import quality
-
-    progress("quality", 0, 1)
-    expected = quality.JaxReader(job.config, parameters.load(job.checkpoint, job.config))
-    found = quality.OrtReader(job.config, folder / "prefill.onnx", job.cache_dtype)
-    texts = quality.texts(folder, job.config.V, min(job.max_context, QUALITY_TOKENS))
-    scores = quality.score_json(quality.compare(expected, found, texts))
-    progress("quality", 1, 1)
-    return scores
-
-
-def _against_float32_cache(folder: Path, job: _Job, progress: Progress) -> dict[str, Any]:
-    """What the cache's type costs: the JAX model with the artifact's weights, with either cache."""
-    from diptych.export import quality
-
-    progress("quality", 0, 1)
-    file = folder / WEIGHTS
-    exact = parameters.dense(parameters.read_safetensors(file, job.config, job.quantization.storage))
-    rounded = parameters.with_cache_scales(file, job.config, exact, job.cache_dtype)
-    expected = quality.JaxReader(job.config, exact)
-    found = quality.JaxReader(job.config, rounded, job.cache_dtype)
-    texts = quality.texts(folder, job.config.V, min(job.max_context, QUALITY_TOKENS))
-    scores = quality.score_json(quality.compare(expected, found, texts))
-    progress("quality", 1, 1)
-    return scores
 
 
 def _write_graph(folder: Path, program: str, lowered: Lowered, slots: Mapping[str, weights.Slot]) -> dict[str, Any]:
@@ -512,7 +353,7 @@ def _signature(value: ir.Value) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------------- text
 
 
-def _write_tokenizer(folder: Path, job: _Job) -> tuple[dict[str, Any], list[str]]:
+def _write_tokenizer(folder: Path, job: Job) -> tuple[dict[str, Any], list[str]]:
     """The tokenizer's files; returns the manifest's ``vocabulary``, and what the user should know."""
     V = job.config.V
     try:

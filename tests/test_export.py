@@ -21,8 +21,9 @@ from safetensors import safe_open
 
 import make_tiny_artifact
 import tiny
-from diptych.export import pipeline, weights
+from diptych.export import weights
 from diptych.export.certificate import ParityError
+from diptych.export.job import slug
 from diptych.export.lowering import TARGETS
 from diptych.export.pipeline import ExportReport, export
 from diptych.jax_model.config import Config
@@ -179,7 +180,7 @@ def test_a_gguf_gives_the_same_parameters(sources: dict[str, Path], tmp_path: Pa
     ],
 )
 def test_names(path: str, name: str) -> None:
-    assert pipeline.slug(Path(path)) == name
+    assert slug(Path(path)) == name
 
 
 def test_the_shortest_context(sources: dict[str, Path], tmp_path: Path) -> None:
