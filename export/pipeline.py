@@ -297,7 +297,7 @@ _UNMEASURED = (
 def _choose_level(
     folder: Path, job: Job, lowered: Mapping[str, Lowered], slots: Mapping[str, weights.Slot], *, measure: bool
 ) -> tuple[int, dict[str, Any]]:
-    """The accuracy level, and what it costs where that was measured; writes both graphs with it.
+    """The accuracy level, and what it costs where that was measured; writes both graphs anew for another than 1.
 
     The cost of level 4 is measured in the graph of prefill, which reads a text in one go; decode's products are the
     same.
@@ -315,7 +315,7 @@ def _choose_level(
         scores = quality.compare(exact, quality.OrtReader(job.config, folder / f"{probe}.onnx", job.cache_dtype), texts)
         (folder / f"{probe}.onnx").unlink()
         level = 4 if max(score.kl for score in scores.values()) <= LEVEL_4.value else 1
-    for program, one in lowered.items():
+    for program, one in lowered.items() if level != 1 else ():
         set_accuracy_level(one.model, level)
         _write_graph(folder, program, one, slots)
     return level, {"level_4_against_1": quality.score_json(scores)} if scores else {}

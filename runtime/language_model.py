@@ -14,7 +14,7 @@ import numpy.typing as npt
 from diptych.runtime.generate import Completion, Generation, Prompt, Result, run_batch
 from diptych.runtime.manifest import Manifest, read_object
 from diptych.runtime.options import OptionNames, Options, recommended
-from diptych.runtime.programs import Programs, open_programs
+from diptych.runtime.programs import Programs, open_programs, short_name
 from diptych.runtime.session import Session, token_ids
 from diptych.runtime.settings import Sessions, Settings, choose
 from diptych.runtime.text import Message, Text
@@ -48,7 +48,8 @@ def load(
     if manifest.verification == "failed":
         warnings.warn(f"{path}: the export found that this artifact does not agree with its source", stacklevel=2)
     asked = {"sessions": sessions, "threads": threads, "spinning": spinning, "float32_prefill": float32_prefill}
-    settings = choose(asked, remembered(manifest))
+    tuned = remembered(manifest) if short_name(provider) == "cpu" else None  # where it was measured
+    settings = choose(asked, tuned)
     text = Text(manifest)  # first, so that ONNX Runtime packs weights into the memory that parsing used
     return LanguageModel(manifest, open_programs(manifest, settings, provider=provider), text)
 

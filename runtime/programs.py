@@ -36,7 +36,7 @@ def open_programs(manifest: Manifest, settings: Settings, *, provider: str = "cp
     chosen = _find_provider(provider)
     prefill = _open(manifest, "prefill", settings, chosen)
     decode = _open(manifest, "decode", settings, chosen) if settings.sessions == "two" else None
-    return Programs(manifest, prefill, decode, _short(provider), settings)
+    return Programs(manifest, prefill, decode, short_name(provider), settings)
 
 
 def _open(manifest: Manifest, name: str, settings: Settings, provider: str) -> ort.InferenceSession:
@@ -83,9 +83,9 @@ def _one_line(error: Exception) -> str:
 
 def _find_provider(name: str) -> str:
     """``cuda`` -> ``CUDAExecutionProvider``. Raises ValueError when this ONNX Runtime does not have it."""
-    known: dict[str, str] = {_short(provider): provider for provider in ort.get_all_providers()}
-    available = [_short(provider) for provider in ort.get_available_providers()]
-    short = _short(name)
+    known: dict[str, str] = {short_name(provider): provider for provider in ort.get_all_providers()}
+    available = [short_name(provider) for provider in ort.get_available_providers()]
+    short = short_name(name)
     if short not in known:
         close = get_close_matches(short, known, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(sorted(known))}"
@@ -98,7 +98,8 @@ def _find_provider(name: str) -> str:
     return known[short]
 
 
-def _short(provider: str) -> str:
+def short_name(provider: str) -> str:
+    """``CUDAExecutionProvider`` -> ``cuda``."""
     return provider.lower().removesuffix("executionprovider")
 
 
@@ -107,8 +108,8 @@ def _check_provider(session: ort.InferenceSession, provider: str, path: Path) ->
     used = {subgraph.ep_name for subgraph in session.get_provider_graph_assignment_info()}
     if provider not in used:
         raise ValueError(
-            f"{path}: no part of the graph runs on {_short(provider)!r}, only on "
-            f"{', '.join(map(_short, sorted(used)))}: the provider did not start, or has none of the operators"
+            f"{path}: no part of the graph runs on {short_name(provider)!r}, only on "
+            f"{', '.join(map(short_name, sorted(used)))}: the provider did not start, or has none of the operators"
         )
 
 

@@ -28,7 +28,8 @@ from diptych.runtime.settings import Settings, choose
 __all__ = ["Trial", "forget", "remembered", "tune"]
 
 PROMPT, ANSWER = 512, 128  # tokens: the request whose time is compared
-STEPS, ROUNDS = 24, 3  # decode steps that are timed; rounds over all candidates, against a machine's moods
+WARM_UP, STEPS = 2, 24  # decode steps before those that are timed, and these
+ROUNDS = 3  # over all candidates, against a machine's moods
 WORTH = 0.95  # two sessions hold the weights twice, and have to be so much faster
 
 # Every candidate differs from the defaults in these; the first is the default.
@@ -72,10 +73,11 @@ def tune(path: str | Path, progress: Callable[[str, int, int], object] | None = 
     place = _place(manifest)
     place.parent.mkdir(parents=True, exist_ok=True)
     measured: list[list[tuple[float, float]]] = [[] for _ in every]
-    length = min(PROMPT, (manifest.max_context - STEPS) // 2)
+    steps = min(STEPS, (manifest.max_context - WARM_UP) // 2)
+    length = min(PROMPT, manifest.max_context - WARM_UP - steps)
     for turn in range(ROUNDS * len(every)):
         i = turn % len(every)
-        measured[i].append(_measure(manifest, every[i], length))
+        measured[i].append(_measure(manifest, every[i], length, steps))
         if progress:
             progress("tune", turn + 1, ROUNDS * len(every))
     trials = [
@@ -106,20 +108,21 @@ def forget(path: str | Path) -> bool:
     return True
 
 
-def _measure(manifest: Manifest, settings: Settings, length: int) -> tuple[float, float]:
-    session = Session(open_programs(manifest, settings), capacity=length + STEPS + 2)
+def _measure(manifest: Manifest, settings: Settings, length: int, steps: int) -> tuple[float, float]:
+    """Seconds of a prompt of ``length`` tokens, and of one decode step behind it, averaged over ``steps``."""
+    session = Session(open_programs(manifest, settings), capacity=length + WARM_UP + steps)
     tokens = (np.arange(length) * 7919 + 13) % manifest.vocabulary.size
     session.prefill(0, tokens)
     session.rewind(0)
     start = time.perf_counter()
     session.prefill(0, tokens)
     prefill = time.perf_counter() - start
-    for _ in range(2):
+    for _ in range(WARM_UP):
         session.decode(tokens[:1])
     start = time.perf_counter()
-    for _ in range(STEPS):
+    for _ in range(steps):
         session.decode(tokens[:1])
-    return prefill, (time.perf_counter() - start) / STEPS
+    return prefill, (time.perf_counter() - start) / steps
 
 
 def _place(manifest: Manifest) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from diptych.cli.app import main
-from diptych.runtime import LanguageModel, load, tuning
+from diptych.runtime import LanguageModel, language_model, load, tuning
 from diptych.runtime.settings import Settings
 
 
@@ -23,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def speeds(monkeypatch: pytest.MonkeyPatch, prefill: Mapping[str, float]) -> None:
     """As if a prompt took so long with one session, with two, or with one that does not spin, and a step no time."""
 
-    def measure(manifest: Any, settings: Settings, length: int) -> tuple[float, float]:
+    def measure(manifest: Any, settings: Settings, length: int, steps: int) -> tuple[float, float]:
         return prefill[settings.sessions if settings.spinning else "sleeping"], 0.0
 
     monkeypatch.setattr(tuning, "_measure", measure)
@@ -49,6 +49,26 @@ def test_the_fastest_is_chosen_and_taken(
     assert tuned == chosen.settings
     assert set(tuned.why.values()) == {"measured by diptych tune"}
     assert tuned.to_json().items() >= expected.items()
+
+
+def test_the_shortest_context_is_measured_too(model: LanguageModel, cache: Path, artifact: Path) -> None:
+    manifest = json.loads((artifact / "manifest.json").read_text(encoding="utf-8"))
+    manifest["max_context"] = 16
+    (artifact / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    assert {trial.prompt_tokens for trial in tuning.tune(artifact)} == {7}
+
+
+def test_what_was_measured_on_the_cpu_is_for_the_cpu(
+    model: LanguageModel, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds(monkeypatch, {"one": 1.0, "two": 0.5, "sleeping": 1.0})
+    tuning.tune(model.manifest.folder)
+    assert load(model.manifest.folder).settings.sessions == "two"
+    assert load(model.manifest.folder, provider="CPUExecutionProvider").settings.sessions == "two"
+    opened: list[Settings] = []
+    monkeypatch.setattr(language_model, "open_programs", lambda _, settings, **__: opened.append(settings))
+    load(model.manifest.folder, provider="cuda")
+    assert opened[0].sessions == "one"
 
 
 def test_what_is_asked_for_goes_before(model: LanguageModel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

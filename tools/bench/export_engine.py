@@ -9,6 +9,7 @@ from typing import Any
 
 from diptych.bench.engines import Engine as Process
 from diptych.bench.engines import Spec
+from diptych.export.job import KV_DTYPES
 from diptych.export.pipeline import export
 from diptych.runtime import Manifest
 
@@ -28,6 +29,8 @@ def options_of(manifest: Manifest) -> dict[str, Any]:
     """The options of :func:`diptych.export` that an artifact was made with, as far as they cost anything."""
     quantization = manifest.data.get("quantization")
     options: dict[str, Any] = {"target": manifest.target, "max_context": manifest.max_context}
+    if manifest.cache.dtype != "float32":
+        options["kv_dtype"] = next(name for name, dtype in KV_DTYPES.items() if dtype == manifest.cache.dtype)
     options["quantize"] = "none" if quantization is None else quantization["scheme"]
     if manifest.verification == "skipped":
         options["verify"] = False
