@@ -30,6 +30,7 @@ __all__ = [
     "Score",
     "compare",
     "divergence",
+    "log_probabilities",
     "log_softmax",
     "score_json",
     "texts",
@@ -164,17 +165,22 @@ def compare(expected: Reader, found: Reader, texts: Mapping[str, Sequence[int]])
 
 def _score(expected: Iterator[Logits], found: Iterator[Logits], tokens: Sequence[int]) -> Score:
     kl, same, losses, at = 0.0, 0.0, np.zeros(2), 0
-    for one, other in zip(expected, found, strict=True):
-        for start in range(0, len(one), _ROWS):
-            p, q = (log_softmax(logits[start : start + _ROWS]) for logits in (one, other))
-            each = divergence(p, q)
-            kl, same = kl + each[0] * len(p), same + each[1] * len(p)
-            following = np.array(tokens[at + 1 : at + 1 + len(p)], np.int64)
-            index = np.arange(len(following)), following
-            losses -= [p[index].sum(), q[index].sum()]
-            at += len(p)
+    for p, q in log_probabilities(expected, found):
+        each = divergence(p, q)
+        kl, same = kl + each[0] * len(p), same + each[1] * len(p)
+        following = np.array(tokens[at + 1 : at + 1 + len(p)], np.int64)
+        index = np.arange(len(following)), following
+        losses -= [p[index].sum(), q[index].sum()]
+        at += len(p)
     expected_loss, loss = losses / max(1, len(tokens) - 1)
     return Score(at, kl / at, same / at, math.exp(loss), math.exp(expected_loss))
+
+
+def log_probabilities(*models: Iterator[Logits]) -> Iterator[list[NDArray[np.float64]]]:
+    """What models that read one text say of the same positions, [n, V] each: some positions at a time."""
+    for pieces in zip(*models, strict=True):
+        for start in range(0, len(pieces[0]), _ROWS):
+            yield [log_softmax(logits[start : start + _ROWS]) for logits in pieces]
 
 
 def divergence(p: NDArray[np.float64], q: NDArray[np.float64]) -> tuple[float, float]:

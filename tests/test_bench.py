@@ -219,8 +219,13 @@ def test_a_round_has_every_case_of_every_engine_and_goes_on_without_what_fails(a
     assert len(measured) == 2
     for one in measured:
         assert one["ceilings"] == {"bandwidth": 1e9, "arithmetic": 1e12}
-        assert {"prefill 4", "prefill 8", "decode 4", "decode 4 × 2"} <= one["good"].keys()
-        assert {name for name in one["bad"] if name.startswith(("prefill", "decode"))} == {"prefill 4", "decode 4"}
+        cases = {"prefill 4", "prefill 8", "decode 4", "decode 4 × 2"}
+        assert cases | {f"{case}, ceiling" for case in cases} <= one["good"].keys()
+        assert one["good"]["prefill 4, ceiling"] == 1e12
+        assert one["good"]["decode 4 × 2, ceiling"] == 1e9
+        cases = {"prefill 4", "decode 4"}
+        found = {name for name in one["bad"] if name.startswith(("prefill", "decode"))}
+        assert found == cases | {f"{case}, ceiling" for case in cases}
         assert "absent" not in one
     assert [{"load", "first_token"} <= one["good"].keys() for one in measured] == [True, False]
     complaints = [remark for remark in said if "Error" in remark]
@@ -285,11 +290,14 @@ def test_prompts_are_the_same_for_everyone() -> None:
 # ------------------------------------------------------------------------------------------------------------- figures
 
 MEASURED: list[rounds.Round] = [
-    {"a": {"prefill 8": 2, "decode 4 × 2": 0.5}, "b": {"prefill 8": 4}, "ceilings": {"bandwidth": 10, "arithmetic": 8}},
-    {"a": {"prefill 8": 9}, "b": {"prefill 8": 9}, "ceilings": {"bandwidth": 10, "arithmetic": 8}},
-    {"a": {"prefill 8": 4}, "b": {"prefill 8": 12}, "ceilings": {"bandwidth": 20, "arithmetic": 4}},
-    {"a": {"prefill 8": 1}, "ceilings": {"bandwidth": 10, "arithmetic": 16}},
-]  # fmt: skip
+    {
+        "a": {"prefill 8": 2, "prefill 8, ceiling": 8, "decode 4 × 2": 0.5, "decode 4 × 2, ceiling": 10},
+        "b": {"prefill 8": 4, "prefill 8, ceiling": 1},
+    },
+    {"a": {"prefill 8": 9, "prefill 8, ceiling": 8}, "b": {"prefill 8": 9}},
+    {"a": {"prefill 8": 4, "prefill 8, ceiling": 4}, "b": {"prefill 8": 12}},
+    {"a": {"prefill 8": 1, "prefill 8, ceiling": 16}},
+]
 SPECS = [Spec("a", TINY, {}, batches=True, weights=7, read=2, operations=1), Spec("b", TINY, {})]
 
 

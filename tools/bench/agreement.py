@@ -42,7 +42,6 @@ from diptych.runtime.machine import physical_cores
 Logits = NDArray[np.float32]
 LLAMA_CPP = next(peer for peer in PEERS if peer.name == "llama_cpp")
 PREFILLED = 16  # tokens of a text that decode finds in the cache
-ROWS = 8  # positions whose probabilities are computed at a time
 
 
 @dataclass(frozen=True)
@@ -69,13 +68,10 @@ def compare(readers: Mapping[str, Reader], texts: Mapping[str, Sequence[int]]) -
 def _compare_on(readers: Mapping[str, Reader], tokens: Sequence[int]) -> dict[tuple[str, str], Agreement]:
     pairs = list(itertools.combinations(readers, 2))
     sums = {pair: np.zeros(2) for pair in pairs}
-    for pieces in zip(*(reader.read(tokens) for reader in readers.values()), strict=True):
-        for start in range(0, len(pieces[0]), ROWS):
-            rows = (quality.log_softmax(logits[start : start + ROWS]) for logits in pieces)
-            read = dict(zip(readers, rows, strict=True))
-            for first, second in pairs:
-                each = quality.divergence(read[first], read[second])
-                sums[first, second] += np.array(each) * len(read[first])
+    for each in quality.log_probabilities(*(reader.read(tokens) for reader in readers.values())):
+        read = dict(zip(readers, each, strict=True))
+        for first, second in pairs:
+            sums[first, second] += np.array(quality.divergence(read[first], read[second])) * len(read[first])
     count = len(tokens)
     return {pair: Agreement(count, float(top1) / count, float(kl) / count) for pair, (kl, top1) in sums.items()}
 

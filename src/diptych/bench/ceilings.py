@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-REPEATS = 15
+REPEATS = 5
 MEBIBYTES = 256  # far beyond any cache, as weights are
 PIECE = 1 << 18  # numbers of a vector that is multiplied with itself
 SIDE, TOKENS = 2048, 512

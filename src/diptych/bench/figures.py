@@ -40,14 +40,14 @@ def ratio(rounds: Sequence[Round], engine: str, other: str, what: str) -> float 
 
 
 def roofline(rounds: Sequence[Round], spec: Spec, case: Case) -> float | None:
-    """The share of the machine's ceiling that a case reaches, with the ceiling of the same round; None if unknown."""
-    kind, amount = ("arithmetic", spec.operations) if case.phase == "prefill" else ("bandwidth", spec.read)
+    """The share of the machine's ceiling that a case reaches, measured right behind it; None if unknown."""
+    amount = spec.operations if case.phase == "prefill" else spec.read
     if amount is None:
         return None
     work = amount * (case.tokens if case.phase == "prefill" else 1)
     reached = [
-        work / measured["ceilings"][kind] / measured[spec.name][str(case)]
+        work / measured[spec.name][case.ceiling] / measured[spec.name][str(case)]
         for measured in rounds
-        if str(case) in measured.get(spec.name, {})
+        if case.ceiling in measured.get(spec.name, {})
     ]
     return statistics.median(reached) if reached else None

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+CEILINGS = {"prefill": "arithmetic", "decode": "bandwidth"}  # what limits a phase
+
 FIRST_PROMPT = 20  # tokens, for the time from opening a model to its first token
 
 
@@ -20,6 +22,11 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.phase} {self.tokens}" + (f" × {self.rows}" if self.rows > 1 else "")
+
+    @property
+    def ceiling(self) -> str:
+        """The name of its ceiling among what was measured."""
+        return f"{self}, ceiling"
 
     @classmethod
     def parse(cls, name: str) -> Case:

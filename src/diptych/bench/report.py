@@ -57,14 +57,14 @@ def _engine(spec: Spec, first: Spec, plan: Plan, rounds: Sequence[Round]) -> dic
 
 PREFILL = (
     "Columns: tokens of the prompt. (×): how many times as fast as the first row, the median over the rounds that have "
-    "both. %: of {arithmetic:.0f} GFLOP/s, the speed of a float32 matrix product in NumPy here. Engines that round "
-    "activations to 8 bits, as ours does where an artifact's accuracy level is 4, can pass 100 %: many processors "
-    "multiply 8-bit integers several times as fast."
+    "both. %: of the speed of a float32 matrix product in NumPy right behind it (at most {arithmetic:.0f} GFLOP/s). "
+    "Engines that round activations to 8 bits, as ours does where an artifact's accuracy level is 4, can pass 100 %: "
+    "many processors multiply 8-bit integers several times as fast."
 )
 DECODE = (
     "Columns: tokens of context × rows; the tokens of all rows count. (×): as above. %: of the steps that are possible "
-    "if each reads all weights once at {bandwidth:.1f} GB/s, the fastest that NumPy reads memory here; over 100 % "
-    "where the processor's cache keeps weights from one step to the next."
+    "if each reads all weights once, as fast as NumPy reads memory right behind it (at most {bandwidth:.1f} GB/s); "
+    "over 100 % where the processor's cache keeps weights from one step to the next."
 )
 MEMORY = (
     "In a process of its own, which opens the model, reads a prompt of {prompt} tokens and takes some steps. First "

@@ -43,7 +43,7 @@ def table(*columns: str, title: str | None = None) -> Table:
     """An empty table; columns whose name ends in ">" are numbers, aligned to the right."""
     grid = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE, pad_edge=False)
     for column in columns:
-        grid.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left")
+        grid.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
     return grid
 
 
