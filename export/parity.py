@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from diptych.export import quality
 from diptych.export.accuracy import Tolerance
-from diptych.export.artifact import WEIGHTS, describe_file
+from diptych.export.artifact import MANIFEST, WEIGHTS, describe_file
 from diptych.export.certificate import Certificate, Check, Progress, quiet
 from diptych.export.exact import in_float32
 from diptych.export.prompts import LONG, SHORT, arbitrary
@@ -33,6 +33,7 @@ from diptych.jax_model import params as parameters
 from diptych.jax_model.config import CacheDtype, Config
 from diptych.jax_model.decoder import Cache, decode, prefill
 from diptych.jax_model.readers import Checkpoint, open_checkpoint
+from diptych.jax_model.readers.orbax import own_config
 from diptych.jax_model.storage import Storage
 from diptych.jax_model.storage import from_json as forms_from_json
 from diptych.runtime.manifest import Manifest
@@ -98,7 +99,7 @@ def verify(
     files = _check_files(manifest)
     if not files.passed:  # what broken files compute says nothing
         return Certificate((files,))
-    config, cache_dtype = Config.from_json(manifest.data["config"]), _cache_dtype(manifest)
+    config, cache_dtype = _config(manifest), _cache_dtype(manifest)
     plan = Plan.make(_tokenizer(folder), config.V, manifest.max_context, steps)
     with jax.default_device(jax.devices("cpu")[0]):
         if source is None:
@@ -414,6 +415,18 @@ _BLOCKS = {
     "blocks": "units in the last place between the checkpoint's blocks and ours",
     "quantised": "relative error of the worst matrix",
 }
+
+
+def _config(manifest: Manifest) -> Config:
+    """Raises ValueError where the artifact's configuration or parameters are not those of this version's JAX model."""
+    config = own_config(manifest.data["config"], manifest.folder / MANIFEST)
+    leaves = parameters.flatten(parameters.abstract(config, storage=_storage(manifest)[0]))
+    if absent := [path for path in leaves if path not in manifest.data["tensors"]]:
+        raise ValueError(
+            f"{manifest.folder} has no parameter {absent[0]!r}: an earlier version exported it. It runs as before, but "
+            "to verify it, export it again"
+        )
+    return config
 
 
 def _cache_dtype(manifest: Manifest) -> CacheDtype:

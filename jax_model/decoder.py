@@ -6,6 +6,7 @@ cache.  The cache argument of the compiled functions is donated: do not use it a
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, TypeAlias
 
 import jax
@@ -281,6 +282,23 @@ def _linear(weights: Params, name: str, x: Array) -> Array:
     return y if bias is None else y + bias
 
 
+def _projections(weights: Params, name: str, x: Array) -> tuple[Array, ...]:
+    """Packed projections: one array, or one each where their weights are blocks of several forms and lie apart."""
+    matrices, bias = weights[name], weights.get(f"{name}_bias")
+    if not isinstance(matrices, list):
+        return (_linear(weights, name, x),)
+    parts = tuple(_product(x, matrix) for matrix in matrices)
+    if bias is None:
+        return parts
+    ends = itertools.accumulate(matrix.outputs for matrix in matrices[:-1])
+    return tuple(part + own for part, own in zip(parts, jnp.split(bias, list(ends)), strict=True))
+
+
+def _apart(parts: tuple[Array, ...], cuts: int | list[int]) -> tuple[Array, ...]:
+    """Packed projections, one array each; ``cuts`` are those of :func:`jax.numpy.split`."""
+    return parts if len(parts) > 1 else tuple(jnp.split(parts[0], cuts, axis=-1))
+
+
 def _product(x: Array, w: Any) -> Array:
     """``x @ w`` for an array [in, out] or blocks of integers."""
     if isinstance(w, Blocks):
@@ -293,33 +311,17 @@ def _qkv(
     config: Config, layer: Layer, weights: Params, h_BTD: Array, length_B: Array
 ) -> tuple[tuple[Array, ...], Rope | None]:
     """Queries, keys and values, packed in one array unless something happens to the parts; and the rope still to do."""
-    parts = _projections(config, weights, h_BTD)
+    parts = _projections(weights, "qkv", h_BTD)
     if config.qkv_clip is not None:
         parts = tuple(jnp.clip(part, -config.qkv_clip, config.qkv_clip) for part in parts)
     if config.qk_norm is None:
         return parts, layer.rope
-    q, k, v = parts if len(parts) == 3 else jnp.split(parts[0], _cuts(config), axis=-1)
+    q, k, v = _apart(parts, [config.N * config.H, (config.N + config.K) * config.H])
     rope = layer.rope
     if config.qk_norm == "head_after_rope" and rope is not None:
         q, k = (_rotate(config, rope, x, length_B) for x in (q, k))
         rope = None
     return (_qk_norm(config, weights, "q_norm", q), _qk_norm(config, weights, "k_norm", k), v), rope
-
-
-def _projections(config: Config, weights: Params, h_BTD: Array) -> tuple[Array, ...]:
-    """One packed array, or three where the weights are blocks of different forms and lie apart."""
-    if not isinstance(weights["qkv"], list):
-        return (_linear(weights, "qkv", h_BTD),)
-    parts = tuple(_product(h_BTD, w) for w in weights["qkv"])
-    if "qkv_bias" not in weights:
-        return parts
-    biases = jnp.split(weights["qkv_bias"], _cuts(config))
-    return tuple(part + bias for part, bias in zip(parts, biases, strict=True))
-
-
-def _cuts(config: Config) -> list[int]:
-    """Where the packed projections end: queries, then keys."""
-    return [config.N * config.H, (config.N + config.K) * config.H]
 
 
 def _rotate(config: Config, rope: Rope, x_BTE: Array, length_B: Array) -> Array:
@@ -349,10 +351,7 @@ def _feed_forward(config: Config, weights: Params, h_BTD: Array) -> Array:
     activation = _ACTIVATIONS[config.activation]
     if not config.gated:
         return _linear(weights, "down", activation(_linear(weights, "up", h_BTD)))
-    if "gate_up" in weights:
-        gate_BTF, up_BTF = jnp.split(_linear(weights, "gate_up", h_BTD), 2, axis=-1)
-    else:
-        gate_BTF, up_BTF = _linear(weights, "gate", h_BTD), _linear(weights, "up", h_BTD)
+    gate_BTF, up_BTF = _apart(_projections(weights, "gate_up", h_BTD), 2)
     return _linear(weights, "down", activation(gate_BTF) * up_BTF)
 
 

@@ -51,9 +51,10 @@ _CONSTANTS = "constants."  # names in an artifact's weights file that are no par
 _SHOWN = 4  # names that an error lists before it says how many more there are
 _COMPARED = 1024  # rows of a tied matrix at a time
 
-# What to say of stored tensors that mean something we cannot compute.
-_UNSUPPORTED = {
+# What to say of stored tensors that nothing reads.
+_UNREAD = {
     "*.bias": "the configuration says that there are no biases",
+    "layers.*.mlp.gate": "written by an earlier version: export or convert the model again",
 }
 
 
@@ -421,7 +422,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _reason(name: str) -> str:
-    reasons = (reason for pattern, reason in _UNSUPPORTED.items() if fnmatch.fnmatchcase(name, pattern))
+    reasons = (reason for pattern, reason in _UNREAD.items() if fnmatch.fnmatchcase(name, pattern))
     return next((f" ({reason})" for reason in reasons), "")
 
 

@@ -17,7 +17,7 @@ from diptych.jax_model.config import Config
 from diptych.jax_model.families import FAMILIES
 from diptych.jax_model.families.table import Parameter, expand
 from diptych.jax_model.readers import Checkpoint
-from diptych.jax_model.storage import Form, Quantizer, Storage, holds_matrix, keep
+from diptych.jax_model.storage import Form, Quantizer, Storage, keep, matrices
 
 __all__ = ["RECIPES", "SCHEMES", "Quantization", "Recipe", "plan", "quantize", "store"]
 
@@ -33,9 +33,10 @@ SCHEMES = ("keep", "int4", "int8", "none")
 class Recipe:
     """Which form each matrix takes: that of the first pattern that its path matches, and none where none does.
 
-    Queries, keys and values are matched apart, as ``layers.0.attn.q`` and so on.  ``search`` tries several ranges for
-    each block and takes the one that loses least; without it, every block takes its own range.  ``calibrated`` counts
-    an error by how large the inputs are that meet it on a text: the search then needs the float model once.
+    Packed projections are matched apart, as ``layers.0.attn.q`` or ``layers.0.mlp.up``.  ``search`` tries several
+    ranges for each block and takes the one that loses least; without it, every block takes its own range.
+    ``calibrated`` counts an error by how large the inputs are that meet it on a text: the search then needs the float
+    model once.
     """
 
     name: str
@@ -77,8 +78,8 @@ RECIPES = {
 }
 
 # Packed projections of several forms all take the widest when that costs fewer bytes than a decode step reads in the
-# time of the two nodes that it saves: some 10 µs each, at 25 GB/s.
-_WORTH_TWO_NODES = 1 << 19
+# time of the products that it saves: some 10 µs each, at 25 GB/s.
+_WORTH_A_NODE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -115,29 +116,28 @@ def store(recipe: Recipe, config: Config) -> Storage:
     """The form of every parameter. What has none, or no operation on blocks, stays float."""
     storage = {}
     for parameter in expand(FAMILIES[config.family].table, config):
-        forms = _forms(recipe, parameter, config) if holds_matrix(parameter.path) else ()
+        forms = _forms(recipe, parameter, config)
         if forms:
             storage[parameter.path] = forms
     return storage
 
 
 def _forms(recipe: Recipe, parameter: Parameter, config: Config) -> tuple[Form, ...]:
-    path, shape = parameter.path, parameter.shape(config)
-    inputs = shape[-1] if path == "embed" else shape[0]
-    sources = parameter.huggingface.sources
-    if len(sources) == 1 or parameter.huggingface.join is not None:
-        names = [path.removesuffix("qkv") + "v" if path.endswith("qkv") else path]  # one tensor: as its most sensitive
-    else:
-        names = [path.removesuffix("qkv") + part for part in "qkv"]
+    names, shape, filling = matrices(parameter.path), parameter.shape(config), parameter.huggingface
+    inputs = shape[-1] if parameter.path == "embed" else shape[0]
+    if len(filling.sources) != len(names) or filling.join is not None:
+        names = names[-1:]  # one tensor: as the last of its parts, of which none is more sensitive
     forms = [fit(recipe.form(name), inputs) for name in names]
     found = [form for form in forms if form is not None]
-    if len(found) < len(forms) or len(set(found)) == 1:
-        return tuple(found[:1]) if len(found) == len(forms) else ()
+    if len(found) < len(forms):
+        return ()
+    if len(set(found)) < 2:
+        return tuple(found[:1])
     sizes = config.sizes(parameter.layer)
-    widths = [source.shape(sizes)[-1] for source in sources]
+    widths = [source.shape(sizes)[-1] for source in filling.sources]
     widest = max(found, key=lambda form: form.bits)
     more = sum(inputs * width * (widest.bits - form.bits) // 8 for width, form in zip(widths, found, strict=True))
-    return (widest,) if more <= _WORTH_TWO_NODES else tuple(found)
+    return (widest,) if more <= _WORTH_A_NODE * (len(found) - 1) else tuple(found)
 
 
 def fit(form: Form | None, inputs: int) -> Form | None:

@@ -17,7 +17,7 @@ from diptych.jax_model.families import FAMILIES
 from diptych.jax_model.families.table import Parameter, Source, expand
 from diptych.jax_model.readers import Checkpoint, StoresBlocks
 
-__all__ = ["Form", "Quantizer", "Storage", "from_json", "holds_matrix", "keep", "kept", "to_json"]
+__all__ = ["Form", "Quantizer", "Storage", "from_json", "keep", "kept", "matrices", "to_json"]
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,25 @@ Storage: TypeAlias = Mapping[str, tuple[Form, ...]]
 # What makes blocks of a parameter's matrix of floats [out, in].
 Quantizer: TypeAlias = Callable[[str, NDArray[np.float32], Form], Blocks]
 
-# The last words of the paths of matrices that the model applies or looks up through blocks, and where they lie.
-_MATRICES = {"": ("embed", "head"), "attn": ("qkv", "out"), "mlp": ("gate", "up", "gate_up", "down")}
+# What the model applies or looks up through blocks: a parameter of the model or of a layer, and the matrices in it.
+_MATRICES = {
+    "embed": ("embed",),
+    "head": ("head",),
+    "attn.qkv": ("attn.q", "attn.k", "attn.v"),
+    "attn.out": ("attn.out",),
+    "mlp.gate_up": ("mlp.gate", "mlp.up"),
+    "mlp.up": ("mlp.up",),
+    "mlp.down": ("mlp.down",),
+}
 
 
-def holds_matrix(path: str) -> bool:
-    """Whether the parameter may be blocks: the model has an operation on blocks where it uses it."""
-    *parents, last = path.split(".")
-    return last in _MATRICES.get(parents[-1] if parents else "", ())
+def matrices(path: str) -> list[str]:
+    """The matrices in a parameter that may be blocks, by names of their own: ``layers.0.attn.q`` and so on.
+
+    In any other there are none: the model has no operation on blocks where it uses it.
+    """
+    *layer, name = path.split(".", 2)
+    return [".".join((*layer, part)) for part in _MATRICES.get(name, ())]
 
 
 def to_json(storage: Storage) -> dict[str, Any]:
@@ -72,7 +83,7 @@ def keep(checkpoint: Checkpoint, config: Config) -> Storage:
         return storage
     for parameter in expand(FAMILIES[config.family].table, config):
         forms = _own_forms(parameter, checkpoint, config)
-        if forms and holds_matrix(parameter.path):
+        if forms and matrices(parameter.path):
             storage[parameter.path] = forms
     return storage
 

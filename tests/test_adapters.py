@@ -25,7 +25,8 @@ Tensors = dict[str, NDArray[Any]]
 MODEL = tiny.llama(heads=(6, 2), head_size=32, width=96)
 LAYERS = MODEL.config["num_hidden_layers"]
 CHANGED = [f"model.layers.{i}.{name}" for i in range(LAYERS) for name in ("self_attn.q_proj", "self_attn.k_proj")]
-CHANGED += ["model.layers.1.mlp.down_proj", "model.layers.0.self_attn.o_proj", "lm_head"]
+CHANGED += [f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up", "down")]
+CHANGED += ["model.layers.0.mlp.up_proj", "model.layers.0.self_attn.o_proj", "lm_head"]  # up alone, there
 PLAIN = {
     "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 12, "bias": "none", "use_dora": False,
     "modules_to_save": None, "rank_pattern": {}, "target_modules": ["q_proj"], "init_lora_weights": True,

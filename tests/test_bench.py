@@ -340,8 +340,8 @@ def test_work_of_an_artifact() -> None:
         "config": {"tied": False, "D": 4, "F": 6, "N": 2, "K": 1, "H": 2, "gated": True, "layers": [{"experts": None}]},
         "tensors": {
             "embed": {"dtype": "float32", "shape": [10, 4], "sources": ["e"]},
-            "layers.0.mlp.gate.packed": {"dtype": "uint8", "shape": [6, 1, 2], "sources": ["g"]},
-            "layers.0.mlp.gate.scale": {"dtype": "float32", "shape": [6, 1], "sources": ["g"]},
+            "layers.0.mlp.up.packed": {"dtype": "uint8", "shape": [6, 1, 2], "sources": ["g"]},
+            "layers.0.mlp.up.scale": {"dtype": "float32", "shape": [6, 1], "sources": ["g"]},
             "constants.rope": {"dtype": "float32", "shape": [100, 2], "sources": []},
         },
     }

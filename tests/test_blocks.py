@@ -35,7 +35,8 @@ from diptych.runtime.manifest import Manifest
 from diptych.runtime.programs import open_programs
 from diptych.runtime.session import Session
 from diptych.runtime.settings import Settings
-from random_models import GEMMA, LLAMA, random_params
+from random_models import GEMMA, GLM4, LLAMA, random_params
+from reference import families
 
 SEEDS = st.integers(0, 2**32 - 1)
 NEW_FORMS = (Form(4, 32, zero_points=True), Form(4, 32), Form(8, 32), Form(4, 16, zero_points=True), Form(2, 16))
@@ -167,7 +168,7 @@ def test_what_is_not_finite_is_refused() -> None:
 def test_the_default_recipe_gives_sensitive_matrices_eight_bits() -> None:
     stored = quantize.store(RECIPES["int4"], LLAMA)
     bits = {path.split(".")[-1]: [form.bits for form in forms] for path, forms in stored.items()}
-    assert bits == {"embed": [8], "qkv": [8], "out": [4], "gate": [4], "up": [4], "down": [8], "head": [8]}
+    assert bits == {"embed": [8], "qkv": [8], "out": [4], "gate_up": [4], "down": [8], "head": [8]}
     wide = dataclasses.replace(LLAMA, D=1024, H=64, N=16, K=4)  # where raising q and k would cost more than two nodes
     assert [form.bits for form in quantize.store(RECIPES["int4"], wide)["layers.0.attn.qkv"]] == [4, 4, 8]
 
@@ -198,7 +199,7 @@ def test_importance_is_the_mean_square_of_inputs() -> None:
 
 # ------------------------------------------------------------------------------------------------------------ the model
 
-MATRICES = ("attn.qkv", "attn.out", "mlp.gate", "mlp.up", "mlp.down")
+MATRICES = ("attn.qkv", "attn.out", "mlp.gate_up", "mlp.down")
 MIXED = Recipe(
     "every form that there is",
     (("*.q", Form(4, 32)), ("*.k", Form(4, 16, zero_points=True)), ("*.v", Form(8, 32)), ("*.up", Form(2, 16)),
@@ -206,11 +207,27 @@ MIXED = Recipe(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("config", [LLAMA, GEMMA], ids=["llama", "gemma3"])
-def test_the_model_on_blocks_is_the_model_on_what_they_mean(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantize, "_WORTH_TWO_NODES", 0)  # keep q, k and v apart
+BIASED = dataclasses.replace(LLAMA, qkv_bias=True, out_bias=True, mlp_bias=True)
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed projections of several forms never take the widest."""
+    monkeypatch.setattr(quantize, "_WORTH_A_NODE", 0)
+
+
+def test_packed_projections_take_forms_by_their_own_names(apart: None) -> None:
+    stored = quantize.store(MIXED, LLAMA)
+    assert stored["layers.1.attn.qkv"] == (Form(4, 32), Form(4, 16, zero_points=True), Form(8, 32))
+    assert stored["layers.1.mlp.gate_up"] == (Form(4, 16, zero_points=True), Form(2, 16))
+    packed = quantize.store(MIXED, GLM4)  # gate and up are one tensor there
+    assert packed["layers.1.mlp.gate_up"] == (Form(2, 16),)
+
+
+@pytest.mark.parametrize("config", [LLAMA, BIASED, GEMMA], ids=["llama", "biases", "gemma3"])
+def test_the_model_on_blocks_is_the_model_on_what_they_mean(config: Any, apart: None) -> None:
     stored = quantize.store(MIXED, config)
-    assert len(stored["layers.0.attn.qkv"]) == 3
+    assert [len(stored[f"layers.0.{name}"]) for name in ("attn.qkv", "mlp.gate_up")] == [3, 2]
     tree = in_blocks(random_params(config), config, stored)
     tokens, count, positions = jnp.arange(14).reshape(2, 7), jnp.array([7, 5]), jnp.array([[0, 6], [1, 4]])
 
@@ -225,11 +242,12 @@ def test_the_model_on_blocks_is_the_model_on_what_they_mean(config: Any, monkeyp
 
 def in_blocks(tree: Any, config: Any, stored: storage.Storage) -> Any:
     leaves: dict[str, Any] = {}
+    queries, keys = config.N * config.H, config.K * config.H
+    cuts = {1: [], 2: [config.F], 3: [queries, queries + keys]}  # of the outputs, by the number of parts
     for path, value in params.flatten(tree).items():
         forms, matrix = stored.get(path, ()), params.outputs_first(path, np.asarray(value))
-        widths = [part.outputs for part in params.abstract(config, storage=stored)["layers"][0]["attn"]["qkv"]]
-        parts = np.split(matrix, np.cumsum(widths)[:-1]) if len(forms) == 3 else [matrix]
-        made = [quantize.quantize(part, form, search=True) for part, form in zip(parts, forms, strict=False)]
+        parts = np.split(matrix, cuts[len(forms)]) if forms else []
+        made = [quantize.quantize(part, form, search=True) for part, form in zip(parts, forms, strict=True)]
         leaves |= params.flatten({path: made[0] if len(made) == 1 else made}) if made else {path: value}
     return params.fill(params.abstract(config, storage=stored), jax.tree.map(jnp.asarray, leaves))
 
@@ -237,10 +255,12 @@ def in_blocks(tree: Any, config: Any, stored: storage.Storage) -> Any:
 # --------------------------------------------------------------------------------------------------------- the artifact
 
 MODEL = tiny.llama(heads=(4, 2), head_size=16)
-# q, k and v of one form but for the shift; of different forms; a shifted matrix, a centred one, floats between them.
+# Packed projections of one form but for the shift, and of several; a shifted matrix, a centred one, one of floats.
 TYPES = {
     "blk.0.attn_v.weight": "Q4_1", "blk.0.attn_?.weight": "Q4_0", "blk.1.attn_v.weight": "Q8_0",
-    "blk.1.attn_?.weight": "Q4_1", "*.ffn_up.weight": "Q4_1", "*.ffn_down.weight": "Q5_0", "token_embd.weight": "Q8_0",
+    "blk.1.attn_?.weight": "Q4_1", "blk.1.attn_output.weight": "Q4_1", "blk.0.ffn_up.weight": "Q4_0",
+    "blk.1.ffn_up.weight": "Q8_0", "*.ffn_gate.weight": "Q4_1", "*.ffn_down.weight": "Q5_0",
+    "token_embd.weight": "Q8_0",
 }  # fmt: skip
 
 
@@ -275,9 +295,10 @@ def test_what_integers_cost_is_in_the_manifest(exported: ExportReport) -> None:
     assert quantization["scheme"] in ("keep", "int4", "int8")
     forms = quantization["tensors"]
     if quantization["scheme"] == "keep":
-        assert quantization["from"] == {"Q4_0": 2, "Q4_1": 5, "Q5_0": 2, "Q8_0": 2}
+        assert quantization["from"] == {"Q4_0": 3, "Q4_1": 6, "Q5_0": 2, "Q8_0": 3}
         assert [len(forms[f"layers.{i}.attn.qkv"]) for i in range(2)] == [1, 3]
-        assert "layers.0.mlp.gate" not in forms
+        assert [len(forms[f"layers.{i}.mlp.gate_up"]) for i in range(2)] == [1, 2]
+        assert "layers.0.attn.out" not in forms
     else:
         assert quantization["from"] == {"F32": 16}
         cost = quantization["quality"]["against_float"]
@@ -336,7 +357,7 @@ def change(artifact: Path, name: str) -> None:
     (artifact / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize("leaf", ["layers.1.mlp.up.packed", "layers.0.mlp.up.shift", "embed.scale"])
+@pytest.mark.parametrize("leaf", ["layers.1.mlp.gate_up.1.packed", "layers.0.mlp.gate_up.shift", "embed.scale"])
 def test_blocks_that_mean_something_else_fail(leaf: str, sources: dict[str, Path], tmp_path: Path) -> None:
     artifact = export(sources["keep"], tmp_path / "out", verify=False, max_context=64).path
     change(artifact, leaf)
@@ -398,6 +419,19 @@ def test_several_tokens_behind_decode_steps_in_a_batch(target: str, sources: dic
         found = batch.prefill(row, more)
         fresh = Session(programs, rows=1).prefill(0, rows[row] + more)
         np.testing.assert_allclose(found, fresh, atol=1e-4)
+
+
+APART = Recipe("parts of several forms", (("*.k", Form(8, 32)), ("*.up", Form(8, 16)), ("*", Form(4, 32))))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_packed_projections_of_several_forms_have_their_biases(target: str, apart: None, tmp_path: Path) -> None:
+    source = tiny.write_huggingface(families.load("llama-biases"), tmp_path / "source")
+    report = export(source, tmp_path / "out", target=target, quantize=APART, max_context=64)
+    assert report.verification["status"] == "passed"
+    assert report.quantization is not None
+    forms = report.quantization["tensors"]
+    assert [len(forms[f"layers.1.{name}"]) for name in ("attn.qkv", "mlp.gate_up")] == [3, 2]
 
 
 def test_floats_of_a_gguf_can_be_asked_for(sources: dict[str, Path], tmp_path: Path) -> None:

@@ -95,8 +95,9 @@ def expected(model: tiny.Tiny) -> Iterator[tuple[str, NDArray[np.float32]]]:
         qkv = [tensors[f"{theirs}self_attn.{kind}_proj.weight"].T for kind in "qkv"]
         yield ours + "attn.qkv", np.concatenate(qkv, axis=1)
         yield ours + "attn.out", tensors[theirs + "self_attn.o_proj.weight"].T
-        for kind in ("gate", "up", "down"):
-            yield f"{ours}mlp.{kind}", tensors[f"{theirs}mlp.{kind}_proj.weight"].T
+        gate, up, down = (tensors[f"{theirs}mlp.{kind}_proj.weight"].T for kind in ("gate", "up", "down"))
+        yield ours + "mlp.gate_up", np.concatenate([gate, up], axis=1)
+        yield ours + "mlp.down", down
         yield ours + "attn_norm", tensors[theirs + "input_layernorm.weight"] + np.float32(one)
         if one:
             yield ours + "attn.q_norm", tensors[theirs + "self_attn.q_norm.weight"] + np.float32(one)
@@ -177,7 +178,7 @@ def test_a_stream_says_what_each_value_was_made_of(format: str, tmp_path: Path) 
 MISFITS: dict[str, tuple[Any, str]] = {
     "a tensor missing": (
         lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"),
-        r"missing tensors: 'model\.layers\.1\.mlp\.up_proj\.weight' \(for layers\.1\.mlp\.up\)$",
+        r"missing tensors: 'model\.layers\.1\.mlp\.up_proj\.weight' \(for layers\.1\.mlp\.gate_up\)$",
     ),
     "a packed tensor missing": (
         lambda tensors: tensors.pop("model.layers.0.self_attn.k_proj.weight"),

@@ -22,6 +22,7 @@ from diptych.export.lowering import TARGETS
 from diptych.export.parity import POSITIONS, TOLERANCES, Plan, Step, compare, verify
 from diptych.export.pipeline import export
 from diptych.export.prompts import LONG, SHORT
+from diptych.runtime import load
 
 Edit = Callable[[Path], None]
 
@@ -98,6 +99,36 @@ def test_a_window_is_crossed(tmp_path: Path) -> None:
     assert {"prefill.second", "decode"} <= set(failed(verify(artifact)))
 
 
+def test_an_artifact_with_parameters_of_an_earlier_version(ort_artifact: Path, source: Path, tmp_path: Path) -> None:
+    """Gate and up were two. It runs, since its graphs and weights are of one export, and is told from a broken one."""
+    rename_parameter(ort_artifact, "layers.1.mlp.gate_up", "layers.1.mlp.gate")
+    assert load(ort_artifact).session().prefill(0, [1, 2, 3]).shape == (1, 97)
+    for one in (None, source):
+        with pytest.raises(ValueError, match=r"no parameter 'layers\.1\.mlp\.gate_up': an earlier .* export it again"):
+            verify(ort_artifact, source=one, steps=1)
+    with pytest.raises(ValueError, match=r"no parameter uses: 'layers\.1\.mlp\.gate' \(.*earlier version: export"):
+        export(ort_artifact, tmp_path / "again")
+
+
+def test_an_artifact_with_a_configuration_of_another_version(ort_artifact: Path) -> None:
+    manifest = json.loads((ort_artifact / "manifest.json").read_text(encoding="utf-8"))
+    manifest["config"]["post_norms"] = False
+    (ort_artifact / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"not a configuration of this version \(.*post_norms.*\): export"):
+        verify(ort_artifact, steps=1)
+
+
+def rename_parameter(artifact: Path, old: str, new: str) -> None:
+    """In the weights file, whose bytes stay where they are, and in the manifest; graphs know places only."""
+    weights = artifact / "weights.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content.replace(f'"{old}"'.encode(), f'"{new}"'.ljust(len(old) + 2).encode()))
+    manifest = json.loads((artifact / "manifest.json").read_text(encoding="utf-8"))
+    manifest["tensors"][new] = manifest["tensors"].pop(old)
+    (artifact / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    rehash(artifact, weights.name)
+
+
 # -------------------------------------------------------------------------------------------------------- what is wrong
 
 
@@ -112,8 +143,15 @@ def loosen_a_norm(model: ir.Model) -> None:
 
 
 def swap_two_weights(model: ir.Model) -> None:
-    gate, up = (model.graph.initializers[f"layers.0.mlp.{name}"] for name in ("gate", "up"))
-    gate.const_value, up.const_value = up.const_value, gate.const_value
+    one, other = (model.graph.initializers[f"layers.{i}.mlp.gate_up"] for i in range(2))
+    one.const_value, other.const_value = other.const_value, one.const_value
+
+
+def swap_gate_and_up(model: ir.Model) -> None:
+    split = next(node for node in model.graph if node.op_type == "Split" and "layers.0/mlp" in (node.name or ""))
+    gate, up = split.outputs
+    for use in (*gate.uses(), *up.uses()):
+        use.node.replace_input_with(use.idx, up if use.node.inputs[use.idx] is gate else gate)
 
 
 def shift_a_rope_table(model: ir.Model) -> None:
@@ -123,7 +161,9 @@ def shift_a_rope_table(model: ir.Model) -> None:
 
 
 @pytest.mark.parametrize("program", ["prefill", "decode"])
-@pytest.mark.parametrize("edit", [scale_attention, loosen_a_norm, swap_two_weights, shift_a_rope_table])
+@pytest.mark.parametrize(
+    "edit", [scale_attention, loosen_a_norm, swap_two_weights, swap_gate_and_up, shift_a_rope_table]
+)
 def test_a_wrong_graph_fails(edit: Callable[[ir.Model], None], program: str, ort_artifact: Path) -> None:
     edit_graph(ort_artifact, program, edit)
     found = failed(verify(ort_artifact, steps=4))

@@ -7,7 +7,7 @@ from typing import Any
 
 from diptych.jax_model.config import Config, Experts, LatentLayer, Layer
 from diptych.jax_model.families import llama
-from diptych.jax_model.families.experts import mixture, read_experts
+from diptych.jax_model.families.experts import mixture, read_experts, shared
 from diptych.jax_model.families.foreign import Foreign
 from diptych.jax_model.families.llama import ATTN_NORM, EMBED, FINAL_NORM, HEAD, MLP, MLP_NORM
 from diptych.jax_model.families.rope_parameters import growth, read_rope
@@ -87,15 +87,6 @@ def _biased(config: Config, layer: Layer | None) -> bool:
     return config.qkv_bias
 
 
-def _mixed(config: Config, layer: Layer | None) -> bool:
-    return layer is not None and layer.experts is not None
-
-
-def _shared(part: str, layout: str) -> Parameter:
-    hf, gguf = f"model.layers.{{i}}.mlp.shared_experts.{part}_proj.weight", f"blk.{{i}}.ffn_{part}_shexp.weight"
-    return row(f"layers.{{i}}.mlp.shared.{part}", hf, gguf, layout, when=_mixed)
-
-
 def _attn(name: str, hf: str, gguf: str, layout: str, when: When = always) -> Parameter:
     path, stored = f"layers.{{i}}.attn.{name}", f"model.layers.{{i}}.self_attn.{hf}.weight"
     return row(path, stored, f"blk.{{i}}.attn_{gguf}.weight", layout, when=when)
@@ -139,9 +130,7 @@ TABLE = (
         "e -> e",
         when=lambda config, layer: layer is not None and layer.experts is not None and layer.experts.corrected,
     ),
-    _shared("gate", "s d -> d s"),
-    _shared("up", "s d -> d s"),
-    _shared("down", "d s -> s d"),
+    *shared("model.layers.{i}.mlp.shared_experts"),
     FINAL_NORM,
     HEAD,
 )

@@ -6,9 +6,10 @@ from typing import Any
 
 from diptych.jax_model.config import Config, Experts, Layer
 from diptych.jax_model.families.foreign import Foreign
+from diptych.jax_model.families.llama import feed_forward, no_mixture
 from diptych.jax_model.families.table import Parameter, join, row
 
-__all__ = ["SHARED", "mixture", "read_experts"]
+__all__ = ["mixed", "mixture", "read_experts", "shared"]
 
 
 def read_experts(hf: Foreign, count: str, F: int, **fields: Any) -> Experts:
@@ -27,14 +28,14 @@ def mixture(block: str, gate: str, up: str, down: str) -> tuple[Parameter, ...]:
     """
     expert = f"{block}.experts.{{e}}"
     return (
-        row("layers.{i}.mlp.router", f"{block}.gate.weight", "blk.{i}.ffn_gate_inp.weight", "e d -> d e", when=_mixed),
+        row("layers.{i}.mlp.router", f"{block}.gate.weight", "blk.{i}.ffn_gate_inp.weight", "e d -> d e", when=mixed),
         join(
             "layers.{i}.mlp.experts.gate_up",
             (f"{expert}.{gate}.weight", f"{expert}.{up}.weight"),
             "(e two) m d -> e (m two) d",
             ("blk.{i}.ffn_gate_exps.weight", "blk.{i}.ffn_up_exps.weight"),
             "two e m d -> e (m two) d",
-            when=_mixed,
+            when=mixed,
         ),
         join(
             "layers.{i}.mlp.experts.down",
@@ -42,30 +43,15 @@ def mixture(block: str, gate: str, up: str, down: str) -> tuple[Parameter, ...]:
             "e d m -> e d m",
             ("blk.{i}.ffn_down_exps.weight",),
             "() e d m -> e d m",
-            when=_mixed,
+            when=mixed,
         ),
     )
 
 
-def _shared(part: str, layout: str) -> Parameter:
-    hf, gguf = f"model.layers.{{i}}.mlp.shared_expert.{part}_proj.weight", f"blk.{{i}}.ffn_{part}_shexp.weight"
-    return row(f"layers.{{i}}.mlp.shared.{part}", hf, gguf, layout, when=_mixed)
+def shared(block: str) -> tuple[Parameter, ...]:
+    """The expert that every token passes through, a Hugging Face module ``block``."""
+    return feed_forward(block, path="layers.{i}.mlp.shared", gguf="_shexp", width="s", when=mixed)
 
 
-def _mixed(config: Config, layer: Layer | None) -> bool:
-    return layer is not None and layer.experts is not None
-
-
-SHARED = (
-    _shared("gate", "s d -> d s"),
-    _shared("up", "s d -> d s"),
-    _shared("down", "d s -> s d"),
-    row(
-        "layers.{i}.mlp.shared_gate",
-        "model.layers.{i}.mlp.shared_expert_gate.weight",
-        "blk.{i}.ffn_gate_inp_shexp.weight",
-        "() d -> d ()",
-        gguf_layout="d -> d ()",
-        when=_mixed,
-    ),
-)
+def mixed(config: Config, layer: Layer | None) -> bool:
+    return not no_mixture(config, layer)

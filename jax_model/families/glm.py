@@ -1,4 +1,4 @@
-"""GLM-4 (arXiv:2406.12793): half of each head turns, in interleaved pairs; gate and up are one projection."""
+"""GLM-4 (arXiv:2406.12793): half of each head turns, in interleaved pairs; gate and up are one tensor."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from diptych.jax_model.families.llama import (
     ATTN_NORM,
     EMBED,
     FINAL_NORM,
-    GATE_UP,
     HEAD,
-    MLP,
     MLP_NORM,
     OUT,
+    PACKED_MLP,
     qkv,
     qkv_bias,
 )
@@ -33,7 +32,7 @@ def configure_glm4(hf: Foreign) -> Config:
 
 
 _ATTN = (ATTN_NORM, qkv(interleaved=False), qkv_bias(interleaved=False), OUT)
-_MLP = (MLP_NORM, GATE_UP, MLP[2])
+_MLP = (MLP_NORM, *PACKED_MLP)
 
 TABLE = (EMBED, *_ATTN, *_MLP, FINAL_NORM, HEAD)
 GLM4_TABLE = (

@@ -34,10 +34,7 @@ TABLE = (
     _OUT,
     bias(_OUT, when=lambda config, layer: config.out_bias),
     row("layers.{i}.mlp_norm", f"{_LAYER}.ffn_norm.weight", f"{_BLOCK}.ffn_norm.weight", "d -> d"),
-    *(
-        row(f"layers.{{i}}.mlp.{part}", f"{_LAYER}.feed_forward.{hf}.weight", f"{_BLOCK}.ffn_{part}.weight", layout)
-        for part, hf, layout in (("gate", "w1", "f d -> d f"), ("up", "w3", "f d -> d f"), ("down", "w2", "d f -> f d"))
-    ),
+    *llama.feed_forward(f"{_LAYER}.feed_forward", gate="w1", up="w3", down="w2"),
     llama.FINAL_NORM,
     row("head", "output.weight", "output.weight", "v d -> d v", when=llama.untied),
 )

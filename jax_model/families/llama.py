@@ -10,7 +10,7 @@ from diptych.jax_model.config import Config, Layer
 from diptych.jax_model.families.activations import read_activation
 from diptych.jax_model.families.foreign import Foreign
 from diptych.jax_model.families.rope_parameters import read_rope
-from diptych.jax_model.families.table import Parameter, When, always, pack, row
+from diptych.jax_model.families.table import Parameter, When, always, bias, pack, row
 from diptych.jax_model.rope import Rope
 
 
@@ -120,27 +120,49 @@ OUT_BIAS = row(
 )
 
 
-def _mlp(part: str, kind: str, layout: str) -> Parameter:
-    path = f"layers.{{i}}.mlp.{part}" + ("_bias" if kind == "bias" else "")
-    hf, gguf = f"model.layers.{{i}}.mlp.{part}_proj.{kind}", f"blk.{{i}}.ffn_{part}.{kind}"
-
-    def when(config: Config, layer: Layer | None) -> bool:
-        mixture = layer is not None and layer.experts is not None
-        return not mixture and (config.mlp_bias or kind == "weight")
-
-    return row(path, hf, gguf, layout, when=when)
+def no_mixture(config: Config, layer: Layer | None) -> bool:
+    return layer is None or layer.experts is None
 
 
-MLP = (_mlp("gate", "weight", "f d -> d f"), _mlp("up", "weight", "f d -> d f"), _mlp("down", "weight", "d f -> f d"))
-MLP_BIASES = (_mlp("gate", "bias", "f -> f"), _mlp("up", "bias", "f -> f"), _mlp("down", "bias", "d -> d"))
+def feed_forward(
+    block: str,
+    *,
+    gate: str = "gate_proj",
+    up: str = "up_proj",
+    down: str = "down_proj",
+    path: str = "layers.{i}.mlp",
+    gguf: str = "",
+    width: str = "f",
+    when: When = no_mixture,
+) -> tuple[Parameter, Parameter]:
+    """A gated feed-forward layer: the packed projections of gate and up [D, 2 F], and the one back to the width.
+
+    ``gate``, ``up`` and ``down`` name the projections of the Hugging Face module ``block``; ``gguf`` ends llama.cpp's
+    names for them.  ``width`` is the letter of F.
+    """
+
+    def projection(part: str, name: str, layout: str) -> Parameter:
+        return row(f"{path}.{part}", f"{block}.{name}.weight", f"blk.{{i}}.ffn_{part}{gguf}.weight", layout, when=when)
+
+    into, back = f"{width} d -> d {width}", f"d {width} -> {width} d"
+    gate_up = pack(f"{path}.gate_up", projection("gate", gate, into), projection("up", up, into))
+    return gate_up, projection("down", down, back)
 
 
-# Instead of the first two.
-GATE_UP = row(
-    "layers.{i}.mlp.gate_up",
-    "model.layers.{i}.mlp.gate_up_proj.weight",
-    "blk.{i}.ffn_up.weight",
-    "(two f) d -> d (two f)",
+MLP = feed_forward("model.layers.{i}.mlp")
+DOWN = MLP[1]
+MLP_BIASES = tuple(
+    bias(weight, when=lambda config, layer: config.mlp_bias and no_mixture(config, layer)) for weight in MLP
+)
+# Where the checkpoint has gate and up in one tensor.
+PACKED_MLP = (
+    row(
+        "layers.{i}.mlp.gate_up",
+        "model.layers.{i}.mlp.gate_up_proj.weight",
+        "blk.{i}.ffn_up.weight",
+        "(two f) d -> d (two f)",
+    ),
+    DOWN,
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from diptych.jax_model.config import Config
 from diptych.jax_model.families import llama
 from diptych.jax_model.families.foreign import Foreign
-from diptych.jax_model.families.llama import EMBED, HEAD, MLP, MLP_BIASES, OUT, OUT_BIAS, qkv, qkv_bias
+from diptych.jax_model.families.llama import DOWN, EMBED, HEAD, OUT, OUT_BIAS, qkv, qkv_bias
 from diptych.jax_model.families.table import bias, row
 
 
@@ -34,6 +34,10 @@ _NORMS = tuple(
     )
 )
 _ATTN_NORM, _MLP_NORM, _FINAL_NORM = _NORMS
+_MLP = (
+    row("layers.{i}.mlp.up", "model.layers.{i}.mlp.up_proj.weight", "blk.{i}.ffn_up.weight", "f d -> d f"),
+    DOWN,
+)
 
 TABLE = (
     EMBED,
@@ -45,8 +49,8 @@ TABLE = (
     OUT_BIAS,
     _MLP_NORM,
     bias(_MLP_NORM),
-    *MLP[1:],
-    *MLP_BIASES[1:],
+    *_MLP,
+    *(bias(weight, when=lambda config, layer: config.mlp_bias) for weight in _MLP),
     _FINAL_NORM,
     bias(_FINAL_NORM),
     HEAD,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from diptych.jax_model.config import Config, Layer
 from diptych.jax_model.families import llama
 from diptych.jax_model.families.foreign import Foreign
-from diptych.jax_model.families.llama import ATTN_NORM, EMBED, FINAL_NORM, GATE_UP, HEAD, MLP, MLP_NORM, OUT
+from diptych.jax_model.families.llama import ATTN_NORM, EMBED, FINAL_NORM, HEAD, MLP_NORM, OUT, PACKED_MLP
 from diptych.jax_model.families.mistral import one_window
 from diptych.jax_model.families.table import Parameter, bias, row
 
@@ -82,8 +82,7 @@ PHI3_TABLE = (
     row("layers.{i}.attn.qkv", "model.layers.{i}.self_attn.qkv_proj.weight", "blk.{i}.attn_qkv.weight", "o d -> d o"),
     OUT,
     MLP_NORM,
-    GATE_UP,
-    MLP[2],
+    *PACKED_MLP,
     FINAL_NORM,
     HEAD,
 )

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from diptych.jax_model.config import Config
-from diptych.jax_model.families.experts import SHARED, mixture, read_experts
+from diptych.jax_model.families.experts import mixed, mixture, read_experts, shared
 from diptych.jax_model.families.foreign import Foreign
 from diptych.jax_model.families.llama import by_type, qk_norms, relative, table
 from diptych.jax_model.families.mistral import one_window
+from diptych.jax_model.families.table import row
 
 
 def configure_qwen2(hf: Foreign) -> Config:
@@ -56,8 +57,16 @@ def _sparse(hf: Foreign, config: Config, **shared: Any) -> Config:
 
 
 _MIXTURE = mixture("model.layers.{i}.mlp", gate="gate_proj", up="up_proj", down="down_proj")
+_SHARED_GATE = row(
+    "layers.{i}.mlp.shared_gate",
+    "model.layers.{i}.mlp.shared_expert_gate.weight",
+    "blk.{i}.ffn_gate_inp_shexp.weight",
+    "() d -> d ()",
+    gguf_layout="d -> d ()",
+    when=mixed,
+)
 
 QWEN2_TABLE = table()
 QWEN3_TABLE = table(norms=qk_norms())
-QWEN2_MOE_TABLE = table(mixture=(*_MIXTURE, *SHARED))
+QWEN2_MOE_TABLE = table(mixture=(*_MIXTURE, *shared("model.layers.{i}.mlp.shared_expert"), _SHARED_GATE))
 QWEN3_MOE_TABLE = table(norms=qk_norms(), mixture=_MIXTURE)

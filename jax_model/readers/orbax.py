@@ -147,7 +147,9 @@ def own_config(raw: dict[str, Any], origin: Path) -> Config:
     try:
         return Config.from_json(raw)
     except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"{origin}: not a configuration of this version: {error}") from None
+        raise ValueError(
+            f"{origin}: not a configuration of this version ({error}): export or convert the model again"
+        ) from None
 
 
 def own_tokenizer(folder: Path) -> tokenizers.TokenizerFiles:
