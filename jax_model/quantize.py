@@ -23,8 +23,6 @@ __all__ = ["RECIPES", "SCHEMES", "Quantization", "Recipe", "plan", "quantize", "
 
 _F32 = NDArray[np.float32]
 
-SCHEMES = ("keep", "int4", "int8", "none")
-
 
 # ------------------------------------------------------------------------------------------------------------- recipes
 
@@ -70,12 +68,14 @@ RECIPES = {
     "int8": Recipe("8 bits", (("*", _INT8),), search=False, calibrated=False),
     "int4-body": Recipe(
         "4 bits with zero points, errors weighted by inputs; embedding and head at 8 bits",
-        (("embed", _INT8), ("head", _INT8), ("*", _INT4)),
+        (("embed", _WIDE8), ("head", _WIDE8), ("*", _INT4)),
     ),
     "int4-nearest": Recipe(
         "4 bits, centred, rounded to the nearest", (("*", _CENTRED4),), search=False, calibrated=False
     ),
 }
+
+SCHEMES = ("keep", *RECIPES, "none")
 
 # Packed projections of several forms all take the widest when that costs fewer bytes than a decode step reads in the
 # time of the products that it saves: some 10 µs each, at 25 GB/s.
@@ -100,7 +100,7 @@ def plan(checkpoint: Checkpoint, config: Config, scheme: str | Recipe | None) ->
         return Quantization("recipe", store(scheme, config), scheme)
     if scheme not in (None, *SCHEMES):
         raise ValueError(f"unknown quantisation {scheme!r}; known: {', '.join(SCHEMES)}")
-    if scheme in ("int4", "int8"):
+    if scheme in RECIPES:
         return Quantization(scheme, store(RECIPES[scheme], config), RECIPES[scheme])
     own = {} if scheme == "none" or checkpoint.format != "gguf" else keep(checkpoint, config)
     if own:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gguf
 import jax
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 import tiny
+from diptych.cli.export import Quantize
 from diptych.export import quality
 from diptych.export.artifact import describe_file
 from diptych.export.lowering import TARGETS
@@ -171,6 +172,17 @@ def test_the_default_recipe_gives_sensitive_matrices_eight_bits() -> None:
     assert bits == {"embed": [8], "qkv": [8], "out": [4], "gate_up": [4], "down": [8], "head": [8]}
     wide = dataclasses.replace(LLAMA, D=1024, H=64, N=16, K=4)  # where raising q and k would cost more than two nodes
     assert [form.bits for form in quantize.store(RECIPES["int4"], wide)["layers.0.attn.qkv"]] == [4, 4, 8]
+
+
+def test_the_smaller_recipes_give_four_bits() -> None:
+    for name, eight in (("int4-body", {"embed", "head"}), ("int4-nearest", set())):
+        stored = quantize.store(RECIPES[name], LLAMA)
+        assert {path for path, forms in stored.items() if {form.bits for form in forms} == {8}} == eight
+        assert all(len(forms) == 1 for forms in stored.values())
+
+
+def test_the_command_line_has_every_scheme() -> None:
+    assert get_args(Quantize) == quantize.SCHEMES
 
 
 @pytest.mark.parametrize(("D", "block"), [(64, 32), (48, 16), (40, None)])

@@ -13,7 +13,7 @@ from diptych.cli.options import Adapters, Json, parse_adapters
 from diptych.cli.parity import cache_table, parity_table, quantization_table
 
 Target = Literal["ort", "onnx", "primitive"]
-Quantize = Literal["keep", "int4", "int8", "none"]
+Quantize = Literal["keep", "int4", "int8", "int4-body", "int4-nearest", "none"]
 KvDtype = Literal["fp32", "fp16", "int8"]
 
 
@@ -37,7 +37,9 @@ def export(
         Quantize | None,
         typer.Option(
             "--quantize",
-            help="keep: a GGUF's own blocks, exactly. int4, int8: new ones. Default: keep what there is, else none.",
+            help="keep: a GGUF's own blocks, exactly. int4, int8: new ones, those of int4 wider where that matters. "
+            "int4-body: all but embedding and head at 4 bits, smaller and faster, but coarser. int4-nearest: all at 4 "
+            "bits and nothing searched, to compare with. Default: keep what there is, else none.",
             show_default=False,
         ),
     ] = None,
