@@ -87,7 +87,8 @@ def tables(found: dict[str, Any]) -> Iterator[Table | str]:
     yield _speeds([Case("prefill", n) for n in plan["prompts"]], engines)
     yield PREFILL.format(arithmetic=arithmetic)
     yield "\nDecode, tokens/s"
-    yield _speeds([Case("decode", n, rows) for rows in plan["rows"] for n in plan["contexts"]], engines)
+    for rows in plan["rows"]:
+        yield _speeds([Case("decode", n, rows) for n in plan["contexts"]], engines)
     yield DECODE.format(bandwidth=bandwidth)
     yield "\nLoading and memory"
     yield _memory(engines)
@@ -100,10 +101,11 @@ def tables(found: dict[str, Any]) -> Iterator[Table | str]:
 
 
 def _speeds(cases: Sequence[Case], engines: dict[str, Any]) -> Table:
-    """A column for each case that any engine has."""
+    """A column for each case that any engine has, a row for each engine that has any."""
     shown = [case for case in cases if any(str(case) in engine["cases"] for engine in engines.values())]
     grid = table("", *(f"{str(case).partition(' ')[2]}>" for case in shown))
-    for name, engine in engines.items():
+    measured = {name: engine for name, engine in engines.items() if any(str(case) in engine["cases"] for case in shown)}
+    for name, engine in measured.items():
         grid.add_row(name, *(_speed(engine["cases"].get(str(case))) for case in shown))
     return grid
 

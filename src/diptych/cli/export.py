@@ -38,7 +38,7 @@ def export(
         typer.Option(
             "--quantize",
             help="keep: a GGUF's own blocks, exactly. int4, int8: new ones, those of int4 wider where that matters. "
-            "int4-body: all but embedding and head at 4 bits, smaller and faster, but coarser. int4-nearest: all at 4 "
+            "int4-body: all but embedding and head at 4 bits, smaller but coarser. int4-nearest: all at 4 "
             "bits and nothing searched, to compare with. Default: keep what there is, else none.",
             show_default=False,
         ),
