@@ -4,7 +4,8 @@
 #   make test               the test suite       make check    ruff, mypy
 #   make bench [PEERS=1]    prefill and decode, measured separately, in ours and in JAX; with PEERS=1 other runtimes
 #                           are installed into build/peers/ and measured beside them (BENCH_ARGS="--quick", …)
-#   make agreement          next-token probabilities of the artifact and of llama.cpp (installed too) on the same GGUF file
+#   make agreement          next-token probabilities of the artifact and of llama.cpp (installed too) on the same GGUF file;
+#                           with FLOAT32=1 neither rounds activations (needs OpenBLAS and pkg-config)
 #   make bench-1b           export and speed of a random model of a billion parameters
 #   make clean              remove .venv, caches and build outputs; models/ and artifacts/ stay
 #
@@ -46,7 +47,7 @@ bench: $(VENV)/.bench
 
 agreement: $(VENV)/.bench
 	$(BIN)/python tools/demo.py "$(MODEL)" --no-answer
-	PYTHONPATH=tools $(BIN)/python -m bench.agreement "$(MODEL)"
+	PYTHONPATH=tools $(BIN)/python -m bench.agreement "$(MODEL)" $(if $(FLOAT32),--float32)
 
 # What random weights say means nothing, so nothing is verified, and the accuracy level is given instead of measured.
 bench-1b: $(VENV)/.bench

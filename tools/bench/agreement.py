@@ -1,10 +1,12 @@
 """Do llama.cpp and an artifact mean the same by the same GGUF file? Next-token probabilities over real text, compared.
 
     make agreement                                          # of `make demo`'s model
+    make agreement FLOAT32=1                                # the same, with no activations rounded anywhere
     PYTHONPATH=tools python -m bench.agreement gemma-3-270m artifacts/gemma-3-270m
 
 Both round activations to 8 bits, each in its own way, so JAX in float32 on the file's numbers is read as well: the
-distance of each from that is what its rounding does, and two roundings are about as far from each other.
+distance of each from that is what its rounding does, and two roundings are about as far from each other.  In float32
+what is left is what they disagree on.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,7 @@ from diptych import load
 from diptych.bench.engines import Engine, EngineError, Spec
 from diptych.cli.console import show, table
 from diptych.export import quality
+from diptych.export.pipeline import export
 from diptych.export.quality import Reader
 from diptych.jax_model import params as parameters
 from diptych.jax_model.config import Config
@@ -41,6 +44,13 @@ from diptych.runtime.machine import physical_cores
 
 Logits = NDArray[np.float32]
 LLAMA_CPP = next(peer for peer in PEERS if peer.name == "llama_cpp")
+# BLAS multiplies floats. It needs OpenBLAS with its headers and pkg-config, in Debian libopenblas-dev and pkg-config.
+# Without the cache, where pip keeps what it has compiled for the other one.
+LLAMA_CPP_FLOAT32 = replace(
+    LLAMA_CPP,
+    name="llama_cpp_float32",
+    environment={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DGGML_BLAS=ON -DGGML_BLAS_VENDOR=OpenBLAS", "PIP_NO_CACHE_DIR": "1"},
+)
 PREFILLED = 16  # tokens of a text that decode finds in the cache
 
 
@@ -124,23 +134,33 @@ class LlamaCppReader:
             yield np.load(self._file)
 
 
-def measure(gguf: Path, artifact: Path, threads: int) -> Pairs:
-    """How all readers agree on our texts. Raises EngineError, and what opening either raises."""
-    model = load(artifact, sessions="two", threads=threads)
-    texts = quality.texts(artifact, model.manifest.vocabulary.size, model.manifest.max_context)
-    config = Config.from_json(model.manifest.data["config"])
-    longest = max(map(len, texts.values()))
-    options = {"model": str(gguf), "threads": threads, "capacity": longest}
-    spec = Spec(LLAMA_CPP.name, Path(__file__).parent / "llama_cpp_reader.py", options, str(LLAMA_CPP.python))
+def measure(gguf: Path, artifact: Path, threads: int, *, float32: bool = False) -> Pairs:
+    """How all readers agree on our texts.
+
+    ``float32``: none rounds activations. The artifact is then made once more, with accuracy level 1, whose decode is
+    too slow for a text and left out.
+
+    Raises EngineError, and what opening either raises.
+    """
     with ExitStack() as stack:
-        engine = stack.enter_context(Engine(spec))
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if float32:
+            artifact = export(gguf, scratch / "level 1", accuracy_level=1, verify=False).path
+        model = load(artifact, sessions="one" if float32 else "two", threads=threads)
+        texts = quality.texts(artifact, model.manifest.vocabulary.size, model.manifest.max_context)
+        config = Config.from_json(model.manifest.data["config"])
+        longest = max(map(len, texts.values()))
+        options = {"model": str(gguf), "threads": threads, "capacity": longest, "float32": float32}
+        peer = LLAMA_CPP_FLOAT32 if float32 else LLAMA_CPP
+        spec = Spec(peer.name, Path(__file__).parent / "llama_cpp_reader.py", options, str(peer.python))
+        engine = stack.enter_context(Engine(spec))
         readers: dict[str, Reader] = {
             "JAX": quality.JaxReader(config, parameters.load(open_checkpoint(gguf), config)),
             "llama.cpp": LlamaCppReader(engine, scratch),
             "prefill": PrefillReader(model),
-            "decode": DecodeReader(model),
         }
+        if not float32:
+            readers["decode"] = DecodeReader(model)
         return compare(readers, texts)
 
 
@@ -151,9 +171,15 @@ EXPLANATION = (
     "their next-token probabilities, in nats. JAX computes in float32 on the numbers of the file. Prefill and decode "
     f"are the artifact's, decode behind the first {PREFILLED} tokens of a text. All read the same token ids."
 )
+FLOAT32_EXPLANATION = (
+    "The share of positions where both have the same likeliest token; and the mean divergence KL(first ‖ second) of "
+    "their next-token probabilities, in nats. All compute in float32 on the numbers of the file and read the same "
+    "token ids, prefill with the artifact's graph at accuracy level 1; only llama.cpp still rounds to 8 bits in the "
+    "last piece of a text, where that has fewer than 32 tokens."
+)
 
 
-def tables(pairs: Pairs) -> Iterator[Table | str]:
+def tables(pairs: Pairs, explanation: str = EXPLANATION) -> Iterator[Table | str]:
     """For people: a row for each pair, a column for each text."""
     columns = [f"{name}>" for name in next(iter(pairs.values()))]
     top1, kl = table("same top 1", *columns), table("KL", *columns)
@@ -161,29 +187,34 @@ def tables(pairs: Pairs) -> Iterator[Table | str]:
     for pair, found in pairs.items():
         top1.add_row(pair, *(f"{one.top1:.1%}" for one in found.values()))
         kl.add_row(pair, *(f"{one.kl:.2g}" for one in found.values()))
-    yield from (top1, kl, EXPLANATION)
+    yield from (top1, kl, explanation)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="agreement", description="llama.cpp against an artifact of the same GGUF.")
     parser.add_argument("model", nargs="?", default=fetch_models.DEFAULT, help="what `make demo` takes")
     parser.add_argument("artifact", nargs="?", type=Path, help="default: the demo's")
+    parser.add_argument(
+        "--float32", action="store_true", help="no activations in 8 bits; llama.cpp is built with OpenBLAS for it"
+    )
     parser.add_argument("--threads", type=int, default=physical_cores() or os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     artifact = options.artifact or demo.ROOT / demo.artifact_of(options.model)
     try:
-        if not LLAMA_CPP.is_installed():
-            print(f"installing {LLAMA_CPP.name} into {LLAMA_CPP.python.parents[1]}", file=sys.stderr)
-            peers.install(LLAMA_CPP)
-        found = measure(Path(demo.source_of(options.model)), artifact, options.threads)
+        peer = LLAMA_CPP_FLOAT32 if options.float32 else LLAMA_CPP
+        if not peer.is_installed():
+            print(f"installing {peer.name} into {peer.python.parents[1]}", file=sys.stderr)
+            peers.install(peer)
+        found = measure(Path(demo.source_of(options.model)), artifact, options.threads, float32=options.float32)
     except (EngineError, PeerError, fetch_models.FetchError, OSError, ValueError) as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
     output = demo.ROOT / "build" / "bench" / demo.artifact_name(options.model)
     output.mkdir(parents=True, exist_ok=True)
     pairs = {pair: {name: asdict(one) for name, one in each.items()} for pair, each in found.items()}
-    (output / "agreement.json").write_text(json.dumps(pairs, indent=1) + "\n", encoding="utf-8")
-    show(*tables(found))
+    name = "agreement-float32" if options.float32 else "agreement"
+    (output / f"{name}.json").write_text(json.dumps(pairs, indent=1) + "\n", encoding="utf-8")
+    show(*tables(found, FLOAT32_EXPLANATION if options.float32 else EXPLANATION))
     return 0
 
 
