@@ -168,26 +168,27 @@ def measure(gguf: Path, artifact: Path, threads: int, *, float32: bool = False) 
 
 EXPLANATION = (
     "The share of positions where both have the same likeliest token; and the mean divergence KL(first ‖ second) of "
-    "their next-token probabilities, in nats. JAX computes in float32 on the numbers of the file. Prefill and decode "
-    f"are the artifact's, decode behind the first {PREFILLED} tokens of a text. All read the same token ids."
+    "their next-token probabilities, in nats. All read the same token ids. "
 )
-FLOAT32_EXPLANATION = (
-    "The share of positions where both have the same likeliest token; and the mean divergence KL(first ‖ second) of "
-    "their next-token probabilities, in nats. All compute in float32 on the numbers of the file and read the same "
-    "token ids, prefill with the artifact's graph at accuracy level 1; only llama.cpp still rounds to 8 bits in the "
-    "last piece of a text, where that has fewer than 32 tokens."
+SHIPPED = (
+    "JAX computes in float32 on the numbers of the file. Prefill and decode are the artifact's, decode behind the "
+    f"first {PREFILLED} tokens of a text."
+)
+FLOAT32 = (
+    "All compute in float32 on the numbers of the file, prefill with the artifact's graph at accuracy level 1. Only "
+    "llama.cpp still rounds to 8 bits in the last piece of a text, where that has fewer than 32 tokens."
 )
 
 
-def tables(pairs: Pairs, explanation: str = EXPLANATION) -> Iterator[Table | str]:
-    """For people: a row for each pair, a column for each text."""
+def tables(pairs: Pairs, readers: str = SHIPPED) -> Iterator[Table | str]:
+    """For people: a row for each pair, a column for each text, and what is said of the ``readers``."""
     columns = [f"{name}>" for name in next(iter(pairs.values()))]
     top1, kl = table("same top 1", *columns), table("KL", *columns)
     top1.add_row("positions", *(str(one.positions) for one in next(iter(pairs.values())).values()))
     for pair, found in pairs.items():
         top1.add_row(pair, *(f"{one.top1:.1%}" for one in found.values()))
         kl.add_row(pair, *(f"{one.kl:.2g}" for one in found.values()))
-    yield from (top1, kl, explanation)
+    yield from (top1, kl, EXPLANATION + readers)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -195,7 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("model", nargs="?", default=fetch_models.DEFAULT, help="what `make demo` takes")
     parser.add_argument("artifact", nargs="?", type=Path, help="default: the demo's")
     parser.add_argument(
-        "--float32", action="store_true", help="no activations in 8 bits; llama.cpp is built with OpenBLAS for it"
+        "--float32",
+        action="store_true",
+        help="no activations in 8 bits: the artifact is made once more for it, and llama.cpp built with OpenBLAS",
     )
     parser.add_argument("--threads", type=int, default=physical_cores() or os.cpu_count() or 1)
     options = parser.parse_args(arguments)
@@ -214,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pairs = {pair: {name: asdict(one) for name, one in each.items()} for pair, each in found.items()}
     name = "agreement-float32" if options.float32 else "agreement"
     (output / f"{name}.json").write_text(json.dumps(pairs, indent=1) + "\n", encoding="utf-8")
-    show(*tables(found, FLOAT32_EXPLANATION if options.float32 else EXPLANATION))
+    show(*tables(found, FLOAT32 if options.float32 else SHIPPED))
     return 0
 
 

@@ -24,6 +24,16 @@ def median(rounds: Sequence[Round], engine: str, what: str) -> float | None:
     return statistics.median(found) if found else None
 
 
+def ceiling(rounds: Sequence[Round], cases: Sequence[Case]) -> float | None:
+    """The largest that was measured behind any of the cases in a round; the median over rounds."""
+    largest = [
+        max(found)
+        for measured in rounds
+        if (found := [engine[case.ceiling] for engine in measured.values() for case in cases if case.ceiling in engine])
+    ]
+    return statistics.median(largest) if largest else None
+
+
 def speed(case: Case, seconds: float) -> float:
     """Tokens a second: of the prompt, or of all rows of a step together."""
     return (case.tokens if case.phase == "prefill" else case.rows) / seconds

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from diptych.bench import figures
 from diptych.bench.engines import Spec
-from diptych.bench.plan import FIRST_PROMPT, Case, Plan
+from diptych.bench.plan import CEILINGS, FIRST_PROMPT, Case, Plan
 from diptych.bench.rounds import Round
 from diptych.cli.console import size, table
 from diptych.runtime.machine import processor
@@ -30,7 +30,10 @@ def summary(
     return {
         "machine": {"processor": processor(), "cpus": os.cpu_count(), "system": platform.platform()},
         "plan": plan.to_json(),
-        "ceilings": {kind: figures.median(rounds, "ceilings", kind) for kind in ("bandwidth", "arithmetic")},
+        "ceilings": {
+            kind: figures.ceiling(rounds, [case for case in plan.cases(batches=True) if case.phase == phase])
+            for phase, kind in CEILINGS.items()
+        },
         "engines": {spec.name: _engine(spec, specs[0], plan, rounds) for spec in specs},
         "export": None if export is None else dict(export),
         "rounds": list(rounds),

@@ -11,8 +11,7 @@ from typing import TypeAlias
 from diptych.bench.engines import Engine, EngineError, Spec, ceilings
 from diptych.bench.plan import CEILINGS, FIRST_PROMPT, Case, Plan
 
-# Seconds (bytes for "memory" and "private") by engine and case, beside each case its ceiling; under "ceilings" the
-# largest of each kind.
+# Seconds (bytes for "memory" and "private") by engine and case, and beside each case its ceiling.
 Round: TypeAlias = dict[str, dict[str, float]]
 Report: TypeAlias = Callable[[str], None]
 
@@ -42,7 +41,6 @@ def measure(specs: Sequence[Spec], plan: Plan, vocabulary: int, rounds: int, rep
                     if case.rows == 1 or engine.spec.batches:
                         run = partial(_run, engine, case, plan, tokens, machine)
                         measured[engine.spec.name] |= turn.take(engine.spec, str(case), run)
-            measured["ceilings"] = _largest(measured, plan)
             if number:
                 yield measured
 
@@ -82,16 +80,6 @@ def _run(engine: Engine, case: Case, plan: Plan, tokens: list[int], machine: Eng
         seconds = engine.ask("decode", context=tokens[: case.tokens], tokens=steps, rows=case.rows)
     time.sleep(SETTLE)
     return {str(case): seconds, case.ceiling: machine.ask("call", name=CEILINGS[case.phase])}
-
-
-def _largest(measured: Round, plan: Plan) -> dict[str, float]:
-    """The largest ceiling of each kind."""
-    found: dict[str, float] = {}
-    for case in plan.cases(batches=True):
-        kind = CEILINGS[case.phase]
-        each = [cases[case.ceiling] for cases in measured.values() if case.ceiling in cases]
-        found[kind] = max([found.get(kind, 0.0), *each])
-    return found
 
 
 def _fresh(spec: Spec, plan: Plan, tokens: list[int]) -> dict[str, float]:

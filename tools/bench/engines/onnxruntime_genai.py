@@ -12,7 +12,7 @@ class Engine:
         config = og.Config(model)
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
         self._model = og.Model(config)
-        self._tokenizer = og.Tokenizer(self._model)  # part of loading, as in all other engines
+        self._tokenizer = og.Tokenizer(self._model)  # part of loading, as in ours
         params = og.GeneratorParams(self._model)
         params.set_search_options(max_length=capacity, do_sample=False)
         self._generator = og.Generator(self._model, params)
